@@ -40,9 +40,10 @@ FULL = os.environ.get("INTARSIA_STORES") == "full"
 OFFSETS = itertools.count()
 
 
-def sample(count: int, every: int) -> range:
+def sample(count: int, every: int, *, every_in_full: int = 1) -> range:
     """The numbers of the requests to try: all, or every so many, from another one each time."""
-    return range(1, count + 1) if FULL else range(1 + next(OFFSETS) % every, count + 1, every)
+    step = every_in_full if FULL else every
+    return range(1 + next(OFFSETS) % step, count + 1, step)
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +113,7 @@ def test_a_recovery_that_is_killed_as_well_loses_and_doubles_nothing(server: Mem
         first = carry_out(operation, Process(crashed, at=at, fault="kill after"))
         again = Process(crashed.copy())
         carry_out(NEXT, again)
-        for second in sample(len(again.sent), 16):
+        for second in sample(len(again.sent), 16, every_in_full=4):
             twice = crashed.copy()
             outcome = carry_out(NEXT, Process(twice, at=second, fault="kill after"))
             NEXT.run(**make_how(Process(twice)))

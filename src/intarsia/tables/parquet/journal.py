@@ -291,12 +291,8 @@ class Journal:
         self._sync_all(touched)  # nothing goes before what replaces it is durable
         skipped += [item.path for item in record.removes if not self._remove_one(record, item)]
         self._sync_all(self._remove_empty(record))
-        self._write_done(record)
-        return skipped
-
-    def _write_done(self, record: Record) -> None:
-        """J10."""
         self.control.write_done(record)
+        return skipped
 
     def _remove_side_files(self, record: Record) -> None:
         """What describes files as they were goes for good before any of them changes.
@@ -359,13 +355,13 @@ class Journal:
         return touched
 
     def _sync_all(self, directories: set[str]) -> None:
-        for directory in sorted(directories) if not self.storage.conditional else ():
+        for directory in sorted(directories):
             if self.storage.stat(directory) is not None:
                 self.storage.sync(directory)
 
     def _check_inside(self, record: Record) -> None:
         """A symbolic link in the way could lead a publish out of the dataset."""
-        for relative in record.directories if not self.storage.conditional else ():
+        for relative in record.directories:
             for directory in _list_up_to(posixpath.join(self.control.root, relative), self.control.root)[:-1]:
                 found = self.storage.stat(directory)
                 if found is not None and found.kind != "directory":

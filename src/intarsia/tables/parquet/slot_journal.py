@@ -23,7 +23,8 @@ from __future__ import annotations
 import errno
 import json
 import posixpath
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from functools import partial
@@ -44,6 +45,7 @@ GRACE = 3600.0
 _FOLD_ABOVE = 64
 _FOLD_KEEPS = 8
 _SWEPT = "swept"
+_WORKERS = 8
 _SUMMARY = "summary.json"
 _OWN_NAMES = frozenset({"log", "tx", "retained", "store.json", "footers.cache"})
 """In the control directory, beside scratch."""
@@ -170,16 +172,29 @@ class SlotJournal(Journal):
             )
 
     def publish(self, record: Record) -> list[str]:
-        skipped = super().publish(record)
+        """O7 to O9, many files at once. Can be repeated after a crash at any point, by anybody."""
+        self._remove_side_files(record)
+        added = [item for item in record.adds if item.was is None]
+        replaced = [item for item in record.adds if item.was is not None]
+        skipped: list[str] = []
+        with ThreadPoolExecutor(_WORKERS, "intarsia-publish") as pool:
+            for items in (added, replaced):  # new names first; the list makes an error surface here
+                done = list(pool.map(partial(self._publish_one, record), items))
+                skipped += [item.path for item, is_done in zip(items, done, strict=True) if not is_done]
+            removed = list(pool.map(partial(self._remove_one, record), record.removes))
+        skipped += [item.path for item, is_done in zip(record.removes, removed, strict=True) if not is_done]
+        self._write_done(record)
+        self._remove_late(record, added)
+        return skipped
+
+    def _remove_late(self, record: Record, added: Sequence[FileAdd]) -> None:
         names = self.storage.names(self.control.log)
         if any(is_slot(name) and int(name[:12]) > record.seq for name in names):
             # Others have finished this and gone on: what we have added may have been removed before.
             removed = self.control.read_tombstones(names)
-            added = [item for item in record.adds if item.was is None]
             entries = [(item.path, self._store.stat(f"{self.control.root}/{item.path}")) for item in added]
             found = [(path, str(entry.identity)) for path, entry in entries if entry is not None]
             self.remove_resurrected(find_resurrected(found, removed))
-        return skipped
 
     def _publish_one(self, record: Record, item: FileAdd) -> bool:
         """O7: replace the planned file, or add one."""
@@ -227,9 +242,6 @@ class SlotJournal(Journal):
         self._store.create(
             self.control.record(record.seq, record.txid, "done"), self.control.make_note(record)
         )
-
-    def _remove_empty(self, record: Record) -> set[str]:
-        return set()
 
     # Cleaning up.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import posixpath
@@ -21,7 +22,7 @@ from intarsia.core.change import Change, Committed, Staging, make_transaction_id
 from intarsia.core.file_table import find_unknown
 from intarsia.core.partitioner import PartitionDirectories
 from intarsia.core.snapshot import DataFile, Snapshot
-from intarsia.errors import CommitConflict, DamagedTable, InputError, NotSupported
+from intarsia.errors import CommitConflict, DamagedTable, InputError, NotSupported, StorageError
 from intarsia.storage import FileEntry, ObjectStorage, Storage, open_storage
 from intarsia.tables.parquet.checks import check_change, check_written, is_recorded, read_written
 from intarsia.tables.parquet.control import Control, is_slot
@@ -192,10 +193,20 @@ class ParquetTable:
         """
         failure = None
         if (change.replaced or change.removed) and not self.single_writer:
-            failure = self.try_store()
+            failure = self._find_store_error()
         check_change(change, snapshot, root=self.control.root, store_error=failure)
         if staging is not None:
             check_written(change, read_written(staging.filesystem, change.written))
+
+    def _find_store_error(self) -> str | None:
+        """As :meth:`try_store`, but to plan, reading is enough: who may not write has not tried the store."""
+        try:
+            return self.try_store()
+        except StorageError as error:
+            if error.errno != errno.EACCES:
+                raise
+            log.info("%s: the store was not tried: %s", self._path, error)
+            return None
 
     def prepare_commit(self, snapshot: Snapshot, change: Change) -> None:
         """Nothing: called before each commit, for a table that a catalog has to know of first."""
