@@ -183,8 +183,11 @@ def _leave_out(listing: Listing, removed: Collection[Tombstone]) -> tuple[Listin
         return listing, ()
     found = [(entry.path, str(entry.identity)) for entry in listing.entries]
     back = find_resurrected(found, removed)
+    if not back:
+        return listing, ()
     kept = tuple(entry for entry, key in zip(listing.entries, found, strict=True) if key not in back)
-    return replace(listing, entries=kept), tuple(back)
+    many = isinstance(listing.entries, EntryTable)
+    return replace(listing, entries=EntryTable.of(kept) if many else kept), tuple(back)
 
 
 def without_files(snapshot: Snapshot, control: Control, metadata: DatasetMetadata | None) -> Snapshot:

@@ -62,8 +62,8 @@ class ParquetTable:
         filesystem: a pyarrow or fsspec file system that ``target`` is a path on.
         storage_options: for opening a URL through fsspec.
         control_path: where the journal is kept instead: a directory of its own, on the same device.
-        single_writer: the caller vouches that nobody else writes. Lets a store without atomic rename
-            replace and remove files.
+        single_writer: the caller vouches that nobody else writes. Lets a store replace and remove files
+            that has neither an atomic rename nor conditional requests that hold.
         lock_timeout: seconds to wait for another writer.
         lock: makes a lock that every writer shares, for file systems whose own cannot be trusted.
         retain: keep the files replaced by this many last commits, in the control directory.
@@ -139,11 +139,11 @@ class ParquetTable:
                 self._journal = SlotJournal(self.control, self.storage, known=self._has_note, lock=self._lock)
             else:
                 exclusive = self.storage.atomic or self.single_writer
+                if not exclusive:
+                    self._refuse_slots(failure)
                 self._journal = Journal(
                     self.control, exclusive=exclusive, lock_timeout=self._lock_timeout, lock=self._lock
                 )
-                if not exclusive:
-                    self._refuse_slots(failure)
         return self._journal
 
     def _refuse_slots(self, failure: str | None) -> None:
