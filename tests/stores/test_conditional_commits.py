@@ -292,6 +292,26 @@ def test_uploads_of_others_are_left_alone(server: MemoryS3) -> None:
     assert len(server.uploads) == 1
 
 
+def test_files_that_others_removed_are_kept_out_and_the_commit_is_finished(server: MemoryS3) -> None:
+    """Somebody deletes a file between the commit and its replacement: that wins, and is told."""
+    counted = Process(server.copy())
+    carry_out(BY_NAME["update"], counted)
+    target = next(n for n, sent in enumerate(counted.sent, 1) if sent.startswith(f"put_object {ROOT}/"))
+    key = counted.sent[target - 1].partition(" ")[2]
+    process = Process(server, at=target, fault="meanwhile", then=lambda: server.objects.pop(key))
+    assert carry_out(BY_NAME["update"], process).acknowledged
+    assert key not in server.objects
+    assert not [name for name in server.objects if "/tx/" in name]
+
+
+def test_retain_keeps_the_files_of_the_last_commits(server: MemoryS3) -> None:
+    for value in (1, 2, 3):
+        it.update(TARGET, {"v": str(value)}, "id = 1", retain=2, **make_how(Process(server)))
+    kept = {name.split("/")[3] for name in server.objects if "/retained/" in name}
+    assert [name[:12] for name in sorted(kept)] == ["000000000005", "000000000006"]
+    assert not [name for name in server.objects if "/tx/" in name]
+
+
 # Security.
 
 

@@ -142,6 +142,14 @@ def place(client: ObjectClient, source: StoredObject, target: str, planned: str 
     condition = IfAbsent() if planned is None else IfMatch(planned)
     metadata = {TRANSACTION: txid, STAGED_TAG: source.tag}
 
+    def send() -> None:
+        try:
+            client.copy(source, target, condition, metadata)
+        except StorageError as error:
+            if error.errno == errno.ENOENT and client.head(source.path) is not None:
+                raise ConditionFailed(str(error)) from error  # the target is gone, or the upload
+            raise
+
     def look() -> bool | None:
         found = client.head(target)
         if found is None:
@@ -150,7 +158,7 @@ def place(client: ObjectClient, source: StoredObject, target: str, planned: str 
             return True
         return None if found.tag == planned else False
 
-    return _resolve(lambda: client.copy(source, target, condition, metadata), look, target)
+    return _resolve(send, look, target)
 
 
 def is_copy(found: StoredObject, staged: StoredObject, txid: str) -> bool:

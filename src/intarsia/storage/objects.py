@@ -187,8 +187,11 @@ class ObjectStorage(RemoteStorage):
         try:
             self.client.delete(path, IfMatch(tag))
         except ConditionFailed:
-            now = self.client.head(path)
-            return now is None
+            return self.client.head(path) is None
+        except StorageError as error:
+            if error.errno not in (errno.ENOTSUP, errno.EINVAL):
+                raise
+            self.client.delete(path)  # a server that knows no conditions here
         return True
 
     def remove_directory(self, path: str) -> bool:

@@ -96,7 +96,8 @@ def _import_fsspec(url: str) -> Any:
 def _wrap_filesystem(filesystem: Any, path: str) -> tuple[Storage, str]:
     match _find_local_base(filesystem):
         case None:
-            return _open_remote(_as_pyarrow(filesystem)), _normalize_remote(path)
+            storage, found = _open_remote(_as_pyarrow(filesystem)), _normalize_remote(path)
+            return storage, found.lstrip("/") if isinstance(storage, ObjectStorage) else found
         case base:
             return PosixStorage(), _resolve_local(posixpath.join(base, path.lstrip("/")) if base else path)
 
