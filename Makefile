@@ -6,6 +6,7 @@ BIN     := $(VENV)/bin
 DEV     := $(VENV)/.dev-installed
 BENCH   := $(VENV)/.bench-installed
 OLDEST  := $(VENV)/duckdb-oldest
+STORES  := $(VENV)/stores
 WORKERS ?= 2
 ARGS    ?=
 
@@ -18,7 +19,7 @@ HAS_UV := uv --version >/dev/null 2>&1
 RECENT := import sys; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format test test-fast spark crash property cluster cross kafka duckdb-oldest bench bench-spark bench-pipeline bench-iceberg bench-tpch bench-files demo tour lock clean distclean
+.PHONY: help setup lint format test test-fast spark crash property cluster cross kafka stores duckdb-oldest bench bench-spark bench-pipeline bench-iceberg bench-tpch bench-files demo tour lock clean distclean
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -94,6 +95,18 @@ cross: $(DEV) ## Change Iceberg tables in turns with Spark and its own runtime (
 
 kafka: $(DEV) ## Run pipelines over the topics of a real broker of Kafka (minutes; fetches its jars once)
 	@INTARSIA_KAFKA=1 $(BIN)/python -m pytest -q --timeout 900 tests/kafka $(ARGS)
+
+# A server that speaks S3 and heeds conditions, of a version that is pinned; its modules go again.
+$(STORES)/bin/versitygw:
+	@command -v go >/dev/null 2>&1 || { echo "make stores builds versitygw, which needs Go (1.24 or newer)." >&2; exit 1; }
+	@echo "Building versitygw (minutes, once)"
+	@mkdir -p $(STORES)
+	@GOPATH="$(abspath $(STORES))/go" GOBIN="$(abspath $(STORES))/bin" GOFLAGS=-modcacherw \
+	  go install -p 1 github.com/versity/versitygw/cmd/versitygw@v1.8.0
+	@rm -rf $(STORES)/go
+
+stores: $(DEV) $(STORES)/bin/versitygw ## Faults at every request of an object store, writers on a real server (minutes; needs Go)
+	@INTARSIA_STORES=full $(PYTEST) --timeout 3600 -m "not spark" tests/stores $(ARGS)
 
 # The package lies beside the others and comes before the one among them.
 $(OLDEST)/.installed: requirements/duckdb-oldest.txt $(DEV)

@@ -59,7 +59,8 @@ def examine(
 ) -> list[Finding]:
     """Check Python, the packages, Java and the space for temporary files; a dataset as well, if one is named.
 
-    Changes nothing, but makes a few empty files next to ``path`` and removes them, to test the file system.
+    Changes nothing, but makes a few small files next to ``path`` and removes them, to test the file system or
+    the store.
 
     Args:
         path: path or URL of a Parquet dataset, which need not exist.
@@ -266,10 +267,14 @@ def _examine(subject: str, look: Callable[[], Finding]) -> Finding:
 
 
 def _check_remote_store(table: ParquetTable) -> Finding:
+    where, failure = redact(table.root), table.try_store()
+    if failure is None:
+        told = f"{where}: conditional requests hold, also of 20 clients at once: many writers may change it"
+        return Finding("File system", "ok", told)
     return Finding(
         "File system",
         "warning",
-        f"{redact(table.root)} is on a store without atomic rename: rows can be appended, not changed",
+        f"{where}: rows can be appended, not changed. {redact(failure)}",
         "pass single_writer=True where nothing else writes to the dataset.",
     )
 

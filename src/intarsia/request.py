@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from typing import Any, Literal
 
@@ -48,6 +49,30 @@ _READ_ATTEMPTS = 20
 _SPOOL_OPTIONS = ("spool_bytes", "spool_dir")
 _EVOLUTION = re.compile(r'schema_evolution="\w+"')
 _OR_EVOLVE = re.compile(r',? or \w+ (?:it|them|the column) with schema_evolution="\w+"')
+
+
+def _restart(
+    schema: pa.Schema,
+    batches: Iterator[pa.RecordBatch],
+    again: Callable[[], tuple[pa.Schema, Iterator[pa.RecordBatch]]],
+) -> Iterator[pa.RecordBatch]:
+    """The batches; of the state of now where a file was replaced before the first was given.
+
+    Files on a local disk are open by then, those on a store are not.
+    """
+    for attempt in range(_READ_ATTEMPTS):
+        given = False
+        try:
+            for batch in batches:
+                given = True
+                yield batch
+            return
+        except CommitConflict:
+            if given or attempt + 1 == _READ_ATTEMPTS:
+                raise
+            now, batches = again()
+            if now != schema:
+                raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +173,15 @@ class Request:
                 if attempt + 1 == _READ_ATTEMPTS:
                     raise
                 continue
-            return pa.RecordBatchReader.from_batches(scan.schema, batches)
+            again = partial(self._read_again, columns, where, threads)
+            return pa.RecordBatchReader.from_batches(scan.schema, _restart(scan.schema, batches, again))
         raise AssertionError("unreachable")
+
+    def _read_again(
+        self, columns: tuple[str, ...], where: Predicate | None, threads: int
+    ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        scan = self.make_scan(columns, where)
+        return scan.schema, scan.read_batches(threads=threads)
 
     def make_scan(self, columns: tuple[str, ...], where: Predicate | None) -> SnapshotScan:
         """Resolve columns and a condition against the current state; reads no rows."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Iterator, Mapping
 from copy import copy
@@ -47,6 +48,7 @@ from intarsia.errors import CommitConflict, DamagedTable, InputError, NotSupport
 log = get_logger(__name__)
 
 ATTEMPTS = 4
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 2.0
 
 
 def ignore_progress(_step: str, _done: int, _total: int) -> None:
@@ -293,7 +295,9 @@ def run(
         )
         return _report(plan, engine, begun, source=source, change=rehearsed, dry_run=True)
     seen: Snapshot | None = None
-    for attempt in range(1, attempts + 1):
+    attempt = 0
+    while True:
+        attempt += 1
         progress("list target", 0, 0)
         try:
             with table.transaction(intent.operation) as tx:
@@ -312,12 +316,12 @@ def run(
             # Unreadable, or merely replaced by another writer while it was read?
             if seen is None or not _has_changed(seen, table):
                 raise
-            if attempt == attempts:
-                raise _make_conflict(seen, attempts) from error
+            if not _may_plan_again(table, attempt, attempts):
+                raise _make_conflict(seen, attempt) from error
             log.info("%s %s: planning again, files have changed: %s", intent.operation, error.path, error)
             continue
         except CommitConflict as conflict:
-            if attempt == attempts:
+            if not _may_plan_again(table, attempt, attempts):
                 raise
             log.info("%s %s: planning again after a conflict: %s", intent.operation, conflict.path, conflict)
             continue
@@ -326,7 +330,18 @@ def run(
             log.info("%s %s: there was no dataset, it was made", intent.operation, result.path)
         log.info("%s %s: %s", intent.operation, result.path, dict(result))
         return replace(result, attempts=attempt)
-    raise AssertionError("unreachable")
+
+
+def _may_plan_again(table: Table, attempt: int, attempts: int) -> bool:
+    """Whether an operation is planned again after this attempt.
+
+    Where writers have no lock to wait at, more often, and after a moment that differs between them.
+    """
+    without_lock: int | None = getattr(table, "commit_attempts", None)
+    if without_lock is None:
+        return attempt < attempts
+    time.sleep(random.uniform(0, min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**attempt)))
+    return attempt < max(attempts, without_lock)
 
 
 def _with_schema(change: Change, prepared: Prepared, snapshot: Snapshot) -> Change:

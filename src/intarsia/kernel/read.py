@@ -510,13 +510,22 @@ class SnapshotScan:
         self, snapshot: Snapshot, file: DataFile, group: int, handle: pa.NativeFile | None
     ) -> Iterator[pa.Table]:
         needed = self._list_needed()
-        with FileReader(file, snapshot.schema, snapshot.filesystem, handle=handle) as reader:
-            if handle is None:
-                check_same(snapshot, file)  # after opening: what is open is what the snapshot names
-            for piece in reader.read_live_pieces(needed, group):
-                rows = self._select_rows(piece)
-                if rows.num_rows:
-                    yield rows
+        # An object is read by many requests, also after it was replaced.
+        may_change = handle is None and not isinstance(snapshot.filesystem, pafs.LocalFileSystem)
+        try:
+            with FileReader(file, snapshot.schema, snapshot.filesystem, handle=handle) as reader:
+                if handle is None:
+                    check_same(snapshot, file)  # after opening: what is open is what the snapshot names
+                for piece in reader.read_live_pieces(needed, group):
+                    rows = self._select_rows(piece)
+                    if rows.num_rows:
+                        yield rows
+        except (DamagedTable, StorageError):
+            if may_change:
+                check_same(snapshot, file)
+            raise
+        if may_change:
+            check_same(snapshot, file)
 
     def _list_needed(self) -> list[str]:
         """The columns to read: those of the result and of the condition."""

@@ -52,6 +52,11 @@ class Storage(Protocol):
     @property
     def atomic(self) -> bool: ...
 
+    @property
+    def conditional(self) -> bool:
+        """Whether a claim has one winner and a file is replaced only if it is the planned one, without any
+        lock; see :class:`intarsia.storage.objects.ObjectStorage`."""
+
     def walk(
         self, root: str, descend: Callable[[str], bool], *, names_only: bool = False
     ) -> Iterator[FileEntry]:

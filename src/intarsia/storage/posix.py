@@ -27,6 +27,7 @@ class PosixStorage:
     """A local disk. Everything :class:`~intarsia.storage.port.Storage` asks of an atomic store holds."""
 
     atomic = True
+    conditional = False
 
     @property
     def filesystem(self) -> pafs.FileSystem:

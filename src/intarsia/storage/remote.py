@@ -30,6 +30,10 @@ class RemoteStorage:
 
     atomic = False
 
+    @property
+    def conditional(self) -> bool:
+        return False
+
     def __init__(self, filesystem: pafs.FileSystem) -> None:
         self._filesystem = filesystem
 

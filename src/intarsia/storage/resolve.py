@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -15,9 +16,11 @@ import pyarrow.fs as pafs
 from intarsia.common.log import redact
 from intarsia.common.paths import redact_path, refuse_sign_in, to_path_text, with_time_limit
 from intarsia.errors import InputError, NotSupported
+from intarsia.storage.objects import ObjectStorage
 from intarsia.storage.port import Storage, as_storage_error, translate_storage_errors
 from intarsia.storage.posix import PosixStorage
 from intarsia.storage.remote import RemoteStorage
+from intarsia.storage.s3 import S3Client, Transport, find_transport
 
 _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+://")
 
@@ -93,9 +96,24 @@ def _import_fsspec(url: str) -> Any:
 def _wrap_filesystem(filesystem: Any, path: str) -> tuple[Storage, str]:
     match _find_local_base(filesystem):
         case None:
-            return RemoteStorage(_as_pyarrow(filesystem)), _normalize_remote(path)
+            storage, found = _open_remote(_as_pyarrow(filesystem)), _normalize_remote(path)
+            return storage, found.lstrip("/") if isinstance(storage, ObjectStorage) else found
         case base:
             return PosixStorage(), _resolve_local(posixpath.join(base, path.lstrip("/")) if base else path)
+
+
+def _open_remote(filesystem: pafs.FileSystem) -> Storage:
+    """A store with conditional requests where there is a client for it, else one of files alone."""
+    transport = find_transport(filesystem)
+    return (
+        RemoteStorage(filesystem)
+        if transport is None
+        else ObjectStorage(filesystem, partial(_open_s3, transport))
+    )
+
+
+def _open_s3(transport: Callable[[], Transport]) -> S3Client:
+    return S3Client(transport())
 
 
 def _find_local_base(filesystem: Any) -> str | None:

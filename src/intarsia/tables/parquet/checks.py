@@ -27,8 +27,10 @@ def is_recorded(change: Change, snapshot: Snapshot) -> bool:
     return says_batch or not change.empty or decides_metadata(change, snapshot)
 
 
-def check_change(change: Change, snapshot: Snapshot, *, root: str, appends_only: bool) -> None:
+def check_change(change: Change, snapshot: Snapshot, *, root: str, store_error: str | None) -> None:
     """Refuse a change before any of its files is opened.
+
+    ``store_error`` says why the store can only append, None where it can do more.
 
     Raises:
         InputError: half an idempotency key, or files that are named twice or not safely.
@@ -37,9 +39,9 @@ def check_change(change: Change, snapshot: Snapshot, *, root: str, appends_only:
     check_batch(change.properties)
     if not is_recorded(change, snapshot):
         return
-    if appends_only and (change.replaced or change.removed):
+    if store_error is not None and (change.replaced or change.removed):
         raise NotSupported(
-            f"The store of {root} has no atomic rename: no file can be replaced or removed safely.",
+            f"No file of {root} can be replaced or removed safely on this store. {store_error}",
             path=root,
             hint="pass single_writer=True if nothing else writes to the dataset meanwhile",
         )

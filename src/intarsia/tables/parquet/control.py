@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
-import posixpath
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
@@ -17,6 +16,8 @@ from intarsia.tables.parquet.listing import make_sibling_path
 from intarsia.tables.parquet.record import DatasetMetadata, FileAdd, FileRemove, Record, parse_metadata
 
 _NAME = re.compile(r"^(\d{12})(-[0-9a-f]{32})?\.(json|done)$")
+_OWN = re.compile(r"-[0-9a-f]{32}-[0-9]{5,}\.parquet$")
+_GONE = re.compile(r"^\d{12}\.gone$")
 _STAGING = re.compile(r"^\.staging_([0-9a-f]{32})$")
 _SUMMARY = "summary.json"
 _FOLD_ABOVE = 32
@@ -24,6 +25,14 @@ _FOLD_KEEPS = 8
 _READ_ATTEMPTS = 50
 
 T = TypeVar("T")
+Tombstone = tuple[str, str]
+"""A file that was removed: its path and its entity tag."""
+
+
+def is_slot(name: str) -> bool:
+    """Whether a name in the log is that of a record whose slot has one winner."""
+    found = _NAME.match(name)
+    return found is not None and found[2] is None and found[3] == "json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +48,18 @@ class LogState:
     """Committed and not known to be published, oldest first."""
     unclean: tuple[Record, ...] = ()
     """Published, with something left to clean up."""
+    tombstones: frozenset[Tombstone] = frozenset()
+    """What was removed not long ago, where a request that comes late could bring it back."""
+
+
+def find_resurrected(found: Iterable[Tombstone], removed: Collection[Tombstone]) -> list[Tombstone]:
+    """The files, with their tags, that a commit has removed before.
+
+    A name that a transaction has made is never used again, whatever is found there; another name may be given
+    to another file.
+    """
+    names = {path for path, _ in removed if _OWN.search(path)}
+    return [key for key in found if key in removed or key[0] in names]
 
 
 class Control:
@@ -56,6 +77,10 @@ class Control:
         self.spools = f"{self.directory}/spools"
         self.retained = f"{self.directory}/retained"
         self.footers = f"{self.directory}/footers.cache"
+        self.store = f"{self.directory}/store.json"
+        self._gone: dict[str, frozenset[Tombstone]] = {}
+        self._named: set[str] = set()
+        """Transactions whose records carry their ids, of writers that did not go by conditions."""
 
     @property
     def directories(self) -> tuple[str, ...]:
@@ -66,8 +91,10 @@ class Control:
         return f"{self.transactions}/.staging_{txid}"
 
     def record(self, seq: int, txid: str, suffix: str) -> str:
-        """The log record of a commit. On a store without locks the slot carries the transaction's id."""
-        slot = f"{seq:012d}" if self.storage.atomic else f"{seq:012d}-{txid}"
+        """The log record of a commit. Where nothing keeps two writers from one slot, it carries the
+        transaction's id."""
+        slotted = self.storage.atomic or (self.storage.conditional and txid not in self._named)
+        slot = f"{seq:012d}" if slotted else f"{seq:012d}-{txid}"
         return f"{self.log}/{slot}.{suffix}"
 
     def list_staged(self) -> list[str]:
@@ -117,14 +144,47 @@ class Control:
 
     def _make_state(self, names: list[str]) -> LogState:
         slots = [name for name in names if _NAME.match(name)]
-        records = [self._read_record(name) for name in slots if name.endswith(".json")]
+        unknown = [name for name in slots if name.endswith(".json") and not self._is_kept(name, names)]
+        records = {name: self._read_record(name) for name in unknown}
         folded = self._read_summary(names)[0] if records else 0
-        done = {record.txid for record in records if record.seq <= folded or self._is_done(record, names)}
+        done = {
+            record.txid
+            for name, record in records.items()
+            if record.seq <= folded or self._is_done(name, record, names)
+        }
         return LogState(
             names=frozenset(names),
             version=max((int(name[:12]) for name in slots), default=0),
-            undone=tuple(record for record in records if record.txid not in done),
-            unclean=tuple(record for record in records if record.txid in done),
+            undone=tuple(record for record in records.values() if record.txid not in done),
+            unclean=tuple(record for record in records.values() if record.txid in done),
+            tombstones=self.read_tombstones(names),
+        )
+
+    def _is_kept(self, name: str, names: list[str]) -> bool:
+        """Whether a record is finished by its name alone, and kept so that nobody takes its slot again.
+
+        So it is where conditional requests decide: there an object appears whole, or not at all.
+        """
+        return not self.storage.atomic and is_slot(name) and f"{name[:12]}.done" in names
+
+    def read_tombstones(self, names: Iterable[str]) -> frozenset[Tombstone]:
+        """Files that commits of late have removed; a request that was under way may bring one back."""
+        found: set[Tombstone] = set()
+        for name in names:
+            if not _GONE.match(name):
+                continue
+            if name not in self._gone:
+                raw = _parse_json(self.storage.read(f"{self.log}/{name}")).get("removed", ())
+                self._gone[name] = frozenset((str(path), str(tag)) for path, tag in raw)
+            found |= self._gone[name]
+        return frozenset(found)
+
+    def read_records(self) -> list[Record]:
+        """Every record that is in the log."""
+        return self._read_names(
+            lambda names: [
+                self._read_record(name) for name in names if _NAME.match(name) and name.endswith("json")
+            ]
         )
 
     def _read_record(self, name: str) -> Record:
@@ -136,26 +196,29 @@ class Control:
                 path=self.directory,
                 hint="give every dataset its own control_path=",
             )
-        if self.record(record.seq, record.txid, "json") != where:
+        if name not in (f"{record.seq:012d}.json", f"{record.seq:012d}-{record.txid}.json"):
             raise DamagedTable(f"The journal record {where} has another record's name.", path=where)
+        if not self.storage.atomic and not is_slot(name):
+            self._named.add(record.txid)
         return record
 
-    def _is_done(self, record: Record, names: list[str]) -> bool:
-        where = self.record(record.seq, record.txid, "done")
-        if posixpath.basename(where) not in names:
+    def _is_done(self, name: str, record: Record, names: list[str]) -> bool:
+        done = f"{name.removesuffix('.json')}.done"
+        if done not in names:
             return False
-        return _parse_json(self.storage.read(where)).get("txid") == record.txid
+        return _parse_json(self.storage.read(f"{self.log}/{done}")).get("txid") == record.txid
 
     def write_done(self, record: Record) -> None:
         """Record that a commit is published, durably."""
+        self.storage.write(self.record(record.seq, record.txid, "done"), self.make_note(record))
+        self.storage.sync(self.log)
+
+    def make_note(self, record: Record) -> bytes:
+        """What the log keeps of a commit that is published."""
         note: dict[str, Any] = {"seq": record.seq, "txid": record.txid, "operation": record.operation}
         if record.metadata is not None:
             note["metadata"] = asdict(record.metadata)
-        self.storage.write(
-            self.record(record.seq, record.txid, "done"),
-            json.dumps({**note, "properties": dict(record.properties)}).encode() + b"\n",
-        )
-        self.storage.sync(self.log)
+        return json.dumps({**note, "properties": dict(record.properties)}).encode() + b"\n"
 
     def read_metadata(self, state: LogState) -> DatasetMetadata | None:
         """Schema and partition columns after the last commit, if that left no file; else None.
@@ -190,6 +253,8 @@ class Control:
             for app, batch in self._read_summary(names)[1].items()
         }
         for name in filter(_NAME.match, names):
+            if name.endswith(".json") and self._is_kept(name, names):
+                continue
             record = _parse_json(self.storage.read(f"{self.log}/{name}"))
             for app, batch in _list_batches(record).items():
                 if app not in found or batch >= int(found[app].get("batch_id", 0)):
@@ -209,9 +274,19 @@ class Control:
         finished = [name for name in names if _NAME.match(name) and name.endswith(".done")]
         if len(finished) <= _FOLD_ABOVE:
             return
+        folded = finished[:-_FOLD_KEEPS]
+        draft = f"{self.log}/{_SUMMARY}.part"
+        self.storage.write(draft, self.make_summary(names, folded))
+        self.storage.move(draft, f"{self.log}/{_SUMMARY}")
+        # Before a record goes, the summary must be durable, and so must the end of its intent.
+        self.storage.sync(self.log)
+        for name in folded:
+            self.storage.remove(f"{self.log}/{name}")
+
+    def make_summary(self, names: list[str], folded: Iterable[str]) -> bytes:
+        """The summary of the log with more notes in it, those that are to be folded."""
         last, batches = self._read_summary(names)
         runs = self._read_runs(names)
-        folded = finished[:-_FOLD_KEEPS]
         for name in folded:
             record = _parse_json(self.storage.read(f"{self.log}/{name}"))
             last = max(last, int(name[:12]))
@@ -221,15 +296,11 @@ class Control:
                     runs.pop(app_id, None)
                     if "run_id" in record["properties"]:
                         runs[app_id] = str(record["properties"]["run_id"])
-        draft = f"{self.log}/{_SUMMARY}.part"
-        self.storage.write(
-            draft, json.dumps({"last": last, "batches": batches, "runs": runs}).encode() + b"\n"
-        )
-        self.storage.move(draft, f"{self.log}/{_SUMMARY}")
-        # Before a record goes, the summary must be durable, and so must the end of its intent.
-        self.storage.sync(self.log)
-        for name in folded:
-            self.storage.remove(f"{self.log}/{name}")
+        return json.dumps({"last": last, "batches": batches, "runs": runs}).encode() + b"\n"
+
+    def read_folded(self) -> int:
+        """The highest number of a commit that is in the summary only."""
+        return self._read_names(lambda names: self._read_summary(names)[0])
 
     def _read_summary(self, names: list[str]) -> tuple[int, dict[str, int]]:
         if _SUMMARY not in names:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import os
 import posixpath
 import threading
@@ -19,6 +20,7 @@ from intarsia.common.scratch import mark
 from intarsia.core.ports import Table
 from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.errors import CommitConflict, IntarsiaError, StorageError
+from intarsia.storage import ObjectStorage
 from intarsia.tables.parquet.control import Control
 from intarsia.tables.parquet.footer_store import move_footers
 
@@ -79,12 +81,16 @@ def _link_files(control: Control, snapshot: Snapshot, directory: str) -> tuple[D
         try:
             storage.make_hard_link(file.location, link)
         except StorageError as error:
-            if storage.stat(file.location) is None:
+            if error.errno == errno.ENOENT or storage.stat(file.location) is None:
                 return None
             raise error
         found = storage.stat(link)
         if storage.atomic and (found is None or found.fingerprint != file.fingerprint):
             return None
+        if isinstance(storage, ObjectStorage):  # a copy has another tag
+            now = storage.stat(file.location)
+            if now is None or now.fingerprint != file.fingerprint:
+                return None
         files.append(replace(file, location=link))
     return move_footers(files)
 

@@ -26,7 +26,7 @@ from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.core.spark_metadata import join_spark_schemas
 from intarsia.errors import CommitConflict, DamagedTable, StorageError
 from intarsia.storage import FileEntry, StatFile, Storage
-from intarsia.tables.parquet.control import Control
+from intarsia.tables.parquet.control import Control, LogState, Tombstone, find_resurrected
 from intarsia.tables.parquet.entries import MANY_FILES, EntryTable, Located, LocatedFiles
 from intarsia.tables.parquet.footer_cache import drop_cache, load_cache, save_cache
 from intarsia.tables.parquet.footer_store import ParquetFooterStore, make_file_table
@@ -120,7 +120,22 @@ class Footers:
         return known is not None and known[0].fingerprint == entry.fingerprint
 
 
+@dataclass(frozen=True, slots=True)
+class TableState:
+    """A snapshot, and what the log said when it was taken."""
+
+    snapshot: Snapshot
+    log: LogState
+    resurrected: tuple[Tombstone, ...] = ()
+    """Files that a commit has removed and that are there again: not part of the snapshot."""
+
+
 def take_snapshot(control: Control, shown: str, footers: Footers) -> Snapshot:
+    """The dataset as of its last commit; see :func:`take_state`."""
+    return take_state(control, shown, footers).snapshot
+
+
+def take_state(control: Control, shown: str, footers: Footers) -> TableState:
     """The dataset as of its last commit.
 
     Reads the log, lists, reads footers, and reads the log again: when that is the same, no commit of
@@ -142,7 +157,7 @@ def take_snapshot(control: Control, shown: str, footers: Footers) -> Snapshot:
             time.sleep(0.0005 * attempt)
             before = control.read_log()
         listed_ns = time.time_ns()
-        listing = list_data_files(storage, control.root)
+        listing, resurrected = _leave_out(list_data_files(storage, control.root), before.tombstones)
         try:
             files = _overlay_records(control, listing, before.undone)
             read = footers.of(storage, files, listed_ns=listed_ns)
@@ -156,7 +171,9 @@ def take_snapshot(control: Control, shown: str, footers: Footers) -> Snapshot:
             snapshot = assemble_snapshot(control, shown, listing, files, read)
             exists = listing.exists or bool(before.undone)
             snapshot = replace(snapshot, version=before.version, exists=exists)
-            return snapshot if files or not before.version else without_files(snapshot, control, metadata)
+            if before.version and not files:
+                snapshot = without_files(snapshot, control, metadata)
+            return TableState(snapshot, before, resurrected)
     if gone is not None and control.read_log().names == before.names:
         raise DamagedTable(
             f"A file that the journal of {control.root} promises is not there: {gone}",
@@ -168,6 +185,19 @@ def take_snapshot(control: Control, shown: str, footers: Footers) -> Snapshot:
         path=control.root,
         hint="try again when fewer writers are at work",
     )
+
+
+def _leave_out(listing: Listing, removed: Collection[Tombstone]) -> tuple[Listing, tuple[Tombstone, ...]]:
+    """A listing without files that were removed and came back, and these."""
+    if not removed:
+        return listing, ()
+    found = [(entry.path, str(entry.identity)) for entry in listing.entries]
+    back = find_resurrected(found, removed)
+    if not back:
+        return listing, ()
+    kept = tuple(entry for entry, key in zip(listing.entries, found, strict=True) if key not in back)
+    many = isinstance(listing.entries, EntryTable)
+    return replace(listing, entries=EntryTable.of(kept) if many else kept), tuple(back)
 
 
 def without_files(snapshot: Snapshot, control: Control, metadata: DatasetMetadata | None) -> Snapshot:

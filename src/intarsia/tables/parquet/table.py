@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import posixpath
+import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,10 +23,10 @@ from intarsia.core.file_table import find_unknown
 from intarsia.core.partitioner import PartitionDirectories
 from intarsia.core.ports import Distribute
 from intarsia.core.snapshot import DataFile, Snapshot
-from intarsia.errors import CommitConflict, DamagedTable, InputError, NotSupported
-from intarsia.storage import FileEntry, Storage, open_storage
+from intarsia.errors import CommitConflict, DamagedTable, InputError, NotSupported, StorageError
+from intarsia.storage import FileEntry, ObjectStorage, Storage, open_storage
 from intarsia.tables.parquet.checks import check_change, check_written, is_recorded, read_written
-from intarsia.tables.parquet.control import Control
+from intarsia.tables.parquet.control import Control, is_slot
 from intarsia.tables.parquet.entries import EntryTable, Located
 from intarsia.tables.parquet.footers import Footer
 from intarsia.tables.parquet.journal import Journal, Lock
@@ -37,10 +39,13 @@ from intarsia.tables.parquet.listing import (
 )
 from intarsia.tables.parquet.record import FileAdd, FileRemove, Record, check_data_path, make_metadata_after
 from intarsia.tables.parquet.retained import FileKey, find_retained
-from intarsia.tables.parquet.snapshot import Footers, take_snapshot
+from intarsia.tables.parquet.slot_journal import SlotJournal, read_store_note
+from intarsia.tables.parquet.snapshot import Footers, take_snapshot, take_state
 
 log = get_logger(__name__)
 _LINK_ATTEMPTS = 20
+_ATTEMPTS_WITHOUT_LOCK = 30
+"""One of those who commit at once wins each time, and the others plan again."""
 _STATS_PER_FILE = 4
 """For a changed file, its checksum and those of summaries above it."""
 _LISTED_LOCALLY, _LISTED_AT_ONCE = 2, 1000
@@ -58,8 +63,8 @@ class ParquetTable:
         filesystem: a pyarrow or fsspec file system that ``target`` is a path on.
         storage_options: for opening a URL through fsspec.
         control_path: where the journal is kept instead: a directory of its own, on the same device.
-        single_writer: the caller vouches that nobody else writes. Lets a store without atomic rename
-            replace and remove files.
+        single_writer: the caller vouches that nobody else writes. Lets a store replace and remove files
+            that has neither an atomic rename nor conditional requests that hold.
         lock_timeout: seconds to wait for another writer.
         lock: makes a lock that every writer shares, for file systems whose own cannot be trusted.
         retain: keep the files replaced by this many last commits, in the control directory.
@@ -90,15 +95,67 @@ class ParquetTable:
         self.control = Control(self.storage, self._path, directory=control)
         self.single_writer = single_writer
         self.retain = retain
-        self._journal = Journal(
-            self.control, exclusive=not self.appends_only, lock_timeout=lock_timeout, lock=lock
-        )
+        self._lock_timeout, self._lock = lock_timeout, lock
+        self._journal: Journal | None = None
+        self._has_note = False
         self._footers = Footers(self.control)
 
     @property
     def appends_only(self) -> bool:
-        """True when the store cannot replace or remove files safely, so that only adding is allowed."""
-        return not (self.storage.atomic or self.single_writer)
+        """True when the store cannot replace or remove files safely, so that only adding is allowed.
+
+        An object store is tried for that, unless that is known already.
+        """
+        return not (self.storage.atomic or self.single_writer or self.try_store() is None)
+
+    @property
+    def commit_attempts(self) -> int | None:
+        """How often an operation is planned again when another writer came first; None for as usual."""
+        return _ATTEMPTS_WITHOUT_LOCK if self.storage.conditional else None
+
+    def try_store(self) -> str | None:
+        """Why writers cannot be kept from one another's way on this store; None where they can.
+
+        The first time in a process, a store is tried: small objects are written to the control directory,
+        and removed.
+        """
+        if self.storage.atomic:
+            return None
+        if not isinstance(self.storage, ObjectStorage):
+            return _describe_missing(self.storage)
+        if self.storage.trial is None:
+            scratch = self.control.make_staging_path(uuid.uuid4().hex)
+            known = read_store_note(self.control)
+            self.storage.try_conditions(scratch, known)
+            self._has_note = known == self.storage.trial
+        failure = self.storage.trial.failure if self.storage.trial is not None else None
+        return None if failure is None else f"Its conditional requests cannot be relied on: {failure}."
+
+    @property
+    def journal(self) -> Journal:
+        """The commits: by a lock, or by conditional requests where the store has these and no lock."""
+        if self._journal is None:
+            failure = self.try_store()
+            if isinstance(self.storage, ObjectStorage) and failure is None:
+                self._journal = SlotJournal(self.control, self.storage, known=self._has_note, lock=self._lock)
+            else:
+                exclusive = self.storage.atomic or self.single_writer
+                if not exclusive:
+                    self._refuse_slots(failure)
+                self._journal = Journal(
+                    self.control, exclusive=exclusive, lock_timeout=self._lock_timeout, lock=self._lock
+                )
+        return self._journal
+
+    def _refuse_slots(self, failure: str | None) -> None:
+        """Refuse to add to a dataset whose writers exclude one another by means that we do not have."""
+        if any(map(is_slot, self.storage.names(self.control.log))):
+            raise NotSupported(
+                f"Other writers of {self._path} go by conditional requests, which are not possible here."
+                f" {failure}",
+                path=self._path,
+                hint="pip install 'intarsia[s3]', and open the store in the same way everywhere",
+            )
 
     @property
     def workspace(self) -> tuple[pafs.FileSystem, str, str]:
@@ -139,9 +196,22 @@ class ParquetTable:
             NotSupported: the store can only append.
             DamagedTable: a file of the change is not what it was said to be.
         """
-        check_change(change, snapshot, root=self.control.root, appends_only=self.appends_only)
+        failure = None
+        if (change.replaced or change.removed) and not self.single_writer:
+            failure = self._find_store_error()
+        check_change(change, snapshot, root=self.control.root, store_error=failure)
         if staging is not None:
             check_written(change, read_written(staging.filesystem, change.written))
+
+    def _find_store_error(self) -> str | None:
+        """As :meth:`try_store`, but to plan, reading is enough: who may not write has not tried the store."""
+        try:
+            return self.try_store()
+        except StorageError as error:
+            if error.errno != errno.EACCES:
+                raise
+            log.info("%s: the store was not tried: %s", self._path, error)
+            return None
 
     def prepare_commit(self, snapshot: Snapshot, change: Change) -> None:
         """Nothing: called before each commit, for a table that a catalog has to know of first."""
@@ -158,14 +228,28 @@ class ParquetTable:
                 path=self._path,
                 hint="name a control directory on the same device with control_path=",
             )
-        with self._journal.hold() as sentences:
+        journal = self.journal
+        with journal.hold() as sentences:
             if sentences:
                 self._footers.drop()
-            transaction = ParquetTransaction(self, self._journal, self.snapshot(), operation)
+            transaction = ParquetTransaction(self, journal, self._take_settled(journal), operation)
             try:
                 yield transaction
             finally:
                 transaction.close()
+
+    def _take_settled(self, journal: Journal) -> Snapshot:
+        """A snapshot to plan on. Without a lock others commit meanwhile: what they have is finished first,
+        so that every file that is planned on is in its place."""
+        if not isinstance(journal, SlotJournal):
+            return self.snapshot()
+        for _ in range(_ATTEMPTS_WITHOUT_LOCK):
+            state = take_state(self.control, self.root, self._footers)
+            if not state.log.undone:
+                journal.remove_resurrected(state.resurrected)
+                return state.snapshot
+            journal.help(state.log)
+        raise CommitConflict(f"{self._path} kept changing while it was read.", path=self._path)
 
     def recover(self, *, run_id: str | None = None) -> tuple[str, ...]:
         """Finish or undo what a crash left; the sentences say what was done. Idempotent.
@@ -176,16 +260,18 @@ class ParquetTable:
             self.control.sweep()
             return ()
         if self.appends_only and run_id is not None:
-            return self._journal.finish(run_id)
+            return self.journal.finish(run_id)
         if self.appends_only:
             raise NotSupported(
                 f"The store of {self._path} has no lock, so a writer at work cannot be told from a dead one.",
                 path=self._path,
                 hint="open it with single_writer=True when nobody else is writing",
             )
-        with self._journal.hold() as sentences:
+        with self.journal.hold() as sentences:
             if sentences:
                 self._footers.drop()
+            if isinstance(self.journal, SlotJournal):
+                self.journal.sweep_uploads()
             return sentences
 
     def last_batch(self, app_id: str) -> int | None:
@@ -404,6 +490,15 @@ class ParquetTransaction:
         return CommitConflict(
             message, path=self._root, txid=self.txid, hint="nothing was changed; run the operation again"
         )
+
+
+def _describe_missing(storage: Storage) -> str:
+    if isinstance(storage.filesystem, pafs.S3FileSystem):
+        return (
+            "Conditional requests to S3 need botocore (pip install 'intarsia[s3]'), and credentials without"
+            " a role to assume."
+        )
+    return "It has no atomic rename, and no conditional requests that are known here."
 
 
 def _check_control(root: str, directory: str) -> None:

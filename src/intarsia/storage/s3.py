@@ -1,0 +1,390 @@
+"""Requests to S3 and servers that speak its protocol, with the credentials of the file system given.
+
+Through botocore, which the extra ``s3`` brings along, because it has what obstore lacks: the completion of a
+multipart upload under a condition, by which a large file is replaced without its bytes leaving the store.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import errno
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from email.utils import parsedate_to_datetime
+from typing import Any, Protocol
+
+import pyarrow.fs as pafs
+
+from intarsia.common.log import redact
+from intarsia.errors import StorageError
+from intarsia.storage.conditional import (
+    Condition,
+    ConditionFailed,
+    IfAbsent,
+    IfMatch,
+    StoredObject,
+    Unanswered,
+    Upload,
+)
+
+SMALL = 4 << 20
+"""Up to this many bytes, a copy is read and written: two requests instead of three, and no upload begun."""
+PART = 1 << 30
+_MOST_PER_COPY = 5 << 30
+_PAGE = 1000
+_TIMEOUTS = {"connect_timeout": 5, "read_timeout": 60}
+_CONNECTIONS = 32
+_CONFLICTS = (409, 412)
+_UNSURE_CODES = ("RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable", "OperationAborted")
+_MISSING = ("NoSuchKey", "NoSuchBucket", "NoSuchUpload", "NotFound", "404")
+
+
+class Transport(Protocol):
+    """Sends one request of S3's API, with somebody's credentials."""
+
+    endpoint: str
+
+    def call(self, method: str, **arguments: Any) -> dict[str, Any]: ...
+
+    def read(self, bucket: str, key: str) -> bytes: ...
+
+
+class BotocoreTransport:
+    """A client of botocore, made from the settings of a PyArrow file system."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        import botocore.session
+        from botocore import UNSIGNED
+        from botocore.config import Config
+
+        custom = settings["endpoint_override"]
+        self.endpoint = f"{settings['scheme']}://{custom}" if custom else f"aws:{settings['region']}"
+        config: dict[str, Any] = {
+            **_TIMEOUTS,
+            "max_pool_connections": _CONNECTIONS,
+            "retries": {"mode": "standard", "total_max_attempts": 3},
+            # Servers of others know no trailing checksums.
+            "request_checksum_calculation": "when_required",
+            "response_checksum_validation": "when_required",
+        }
+        if settings["request_timeout"] > 0:
+            config["read_timeout"] = settings["request_timeout"]
+        if settings["connect_timeout"] > 0:
+            config["connect_timeout"] = settings["connect_timeout"]
+        if settings["anonymous"]:
+            config["signature_version"] = UNSIGNED
+        if custom and not settings["force_virtual_addressing"]:
+            config["s3"] = {"addressing_style": "path"}
+        if (proxy := settings["proxy_options"])["host"]:
+            config["proxies"] = {settings["scheme"]: _make_proxy_url(proxy)}
+        self._client = botocore.session.get_session().create_client(
+            "s3",
+            region_name=settings["region"] or None,
+            endpoint_url=f"{settings['scheme']}://{custom}" if custom else None,
+            aws_access_key_id=settings["access_key"] or None,
+            aws_secret_access_key=settings["secret_key"] or None,
+            aws_session_token=settings["session_token"] or None,
+            verify=settings["tls_ca_file_path"] or None,
+            config=Config(**config),
+        )
+
+    def call(self, method: str, **arguments: Any) -> dict[str, Any]:
+        return dict(getattr(self._client, method)(**arguments))
+
+    def read(self, bucket: str, key: str) -> bytes:
+        return bytes(self._client.get_object(Bucket=bucket, Key=key)["Body"].read())
+
+
+def _make_proxy_url(proxy: Mapping[str, Any]) -> str:
+    user = f"{proxy['username']}:{proxy['password']}@" if proxy["username"] else ""
+    port = f":{proxy['port']}" if proxy["port"] > 0 else ""
+    return f"{proxy['scheme'] or 'http'}://{user}{proxy['host']}{port}"
+
+
+class FsspecTransport:
+    """The requests of s3fs itself, so that its session and its credentials are the ones used."""
+
+    def __init__(self, filesystem: Any) -> None:
+        self._filesystem = filesystem
+        options = getattr(filesystem, "client_kwargs", None) or {}
+        custom = getattr(filesystem, "endpoint_url", None) or options.get("endpoint_url")
+        self.endpoint = str(custom or f"aws:{options.get('region_name') or ''}")
+
+    def call(self, method: str, **arguments: Any) -> dict[str, Any]:
+        return dict(self._filesystem.call_s3(method, **arguments))
+
+    def read(self, bucket: str, key: str) -> bytes:
+        return bytes(self._filesystem.cat_file(f"{bucket}/{key}"))
+
+
+def find_transport(filesystem: pafs.FileSystem) -> Callable[[], Transport] | None:
+    """How to send requests as a file system does; None where it is not one of S3, or cannot be followed."""
+    if isinstance(filesystem, pafs.S3FileSystem):
+        if not _has_botocore():
+            return None
+        _, (settings,) = filesystem.__reduce__()  # PyArrow shows its settings in this way only
+        if settings["role_arn"]:
+            return None
+        return functools.partial(BotocoreTransport, settings)
+    inner = getattr(getattr(filesystem, "handler", None), "fs", None)
+    protocol = getattr(inner, "protocol", ())
+    names = {protocol} if isinstance(protocol, str) else set(protocol)
+    if "s3" in names and hasattr(inner, "call_s3") and _has_botocore():
+        return functools.partial(FsspecTransport, inner)
+    return None
+
+
+@functools.cache
+def _has_botocore() -> bool:
+    try:
+        import botocore.session  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+class S3Client:
+    """Conditional requests to S3; see :class:`intarsia.storage.conditional.ObjectClient`."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    @property
+    def endpoint(self) -> str:
+        return redact(self._transport.endpoint)
+
+    def head(self, path: str) -> StoredObject | None:
+        try:
+            found = self._send("head_object", path)
+        except StorageError as error:
+            if error.errno == errno.ENOENT:
+                return None
+            raise
+        now = _find_now(found)
+        return StoredObject(
+            path,
+            int(found["ContentLength"]),
+            found["ETag"],
+            _find_age(found["LastModified"], now),
+            {str(key).lower(): str(value) for key, value in found.get("Metadata", {}).items()},
+        )
+
+    def get(self, path: str) -> bytes:
+        bucket, key = _split(path)
+        return self._guard("read", path, lambda: self._transport.read(bucket, key))
+
+    def list_objects(self, prefix: str, *, most: int | None = None) -> Iterator[StoredObject]:
+        for page in self._iterate_pages(prefix, MaxKeys=min(most or _PAGE, _PAGE)):
+            now = _find_now(page)
+            bucket = prefix.partition("/")[0]
+            for found in page.get("Contents", ()):
+                path = f"{bucket}/{found['Key']}"
+                yield StoredObject(
+                    path, int(found["Size"]), found["ETag"], _find_age(found["LastModified"], now)
+                )
+            if most is not None:
+                return
+
+    def list_names(self, directory: str) -> list[str]:
+        prefix = f"{directory}/"
+        start = len(_split(prefix)[1])
+        names: set[str] = set()
+        for page in self._iterate_pages(prefix, Delimiter="/"):
+            names.update(found["Key"][start:] for found in page.get("Contents", ()))
+            names.update(found["Prefix"][start:].rstrip("/") for found in page.get("CommonPrefixes", ()))
+        return sorted(names - {""})
+
+    def _iterate_pages(self, prefix: str, **arguments: Any) -> Iterator[dict[str, Any]]:
+        bucket, start = _split(prefix)
+        while True:
+            page = self._guard(
+                "list",
+                prefix,
+                lambda: self._transport.call("list_objects_v2", Bucket=bucket, Prefix=start, **arguments),
+            )
+            yield page
+            if not page.get("IsTruncated"):
+                return
+            arguments["ContinuationToken"] = page["NextContinuationToken"]
+
+    def put(
+        self,
+        path: str,
+        data: bytes,
+        condition: Condition = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        more = {"Metadata": dict(metadata)} if metadata else {}
+        self._send("put_object", path, Body=data, **more, **_make_condition(condition))
+
+    def copy(
+        self,
+        source: StoredObject,
+        target: str,
+        condition: Condition = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        if condition is None and source.size <= _MOST_PER_COPY:
+            self._send("copy_object", target, CopySource=_make_source(source), CopySourceIfMatch=source.tag)
+        elif source.size <= SMALL:
+            # Servers ignore conditions on the target of a copy, and heed those of a put.
+            self.put(target, self.get(source.path), condition, metadata)
+        else:
+            self.complete_large_copy(source, target, condition, metadata or {})
+
+    def complete_large_copy(
+        self, source: StoredObject, target: str, condition: Condition, metadata: Mapping[str, str]
+    ) -> None:
+        upload = self._send("create_multipart_upload", target, Metadata=dict(metadata))["UploadId"]
+        try:
+            parts = []
+            for number, first in enumerate(range(0, max(source.size, 1), PART), start=1):
+                last = min(first + PART, source.size) - 1
+                copied = self._send(
+                    "upload_part_copy",
+                    target,
+                    UploadId=upload,
+                    PartNumber=number,
+                    CopySource=_make_source(source),
+                    CopySourceIfMatch=source.tag,
+                    CopySourceRange=f"bytes={first}-{last}",
+                )
+                parts.append({"PartNumber": number, "ETag": copied["CopyPartResult"]["ETag"]})
+            self._send(
+                "complete_multipart_upload",
+                target,
+                UploadId=upload,
+                MultipartUpload={"Parts": parts},
+                **_make_condition(condition),
+            )
+        except (ConditionFailed, StorageError) as error:
+            self._abort(target, upload, error)
+            raise
+
+    def _abort(self, path: str, upload: str, error: Exception) -> None:
+        """Give up an upload whose completion failed; one that was completed after all is gone."""
+        try:
+            self.abort_upload(Upload(path, upload, 0.0))
+        except StorageError as refusal:
+            error.add_note(f"The upload to {path} could not be given up: {refusal}")
+
+    def delete(self, path: str, condition: IfMatch | None = None) -> None:
+        try:
+            self._send("delete_object", path, **_make_condition(condition))
+        except StorageError as error:
+            if error.errno != errno.ENOENT:
+                raise
+
+    def list_uploads(self, prefix: str) -> list[Upload]:
+        bucket, start = _split(prefix)
+        found = self._guard(
+            "list",
+            prefix,
+            lambda: self._transport.call("list_multipart_uploads", Bucket=bucket, Prefix=start),
+        )
+        now = _find_now(found)
+        return [
+            Upload(f"{bucket}/{one['Key']}", one["UploadId"], _find_age(one["Initiated"], now))
+            for one in found.get("Uploads") or ()
+        ]
+
+    def abort_upload(self, upload: Upload) -> None:
+        try:
+            self._send("abort_multipart_upload", upload.path, UploadId=upload.id)
+        except StorageError as error:
+            if error.errno != errno.ENOENT:
+                raise
+
+    def _send(self, method: str, path: str, **arguments: Any) -> dict[str, Any]:
+        bucket, key = _split(path)
+        action = method.partition("_")[0]
+        return self._guard(
+            action, path, lambda: self._transport.call(method, Bucket=bucket, Key=key, **arguments)
+        )
+
+    def _guard(self, action: str, path: str, send: Callable[[], Any]) -> Any:
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            return send()
+        except (ClientError, BotoCoreError, OSError) as error:
+            raise _translate(error, action, path) from error
+
+
+def _make_condition(condition: Condition) -> dict[str, str]:
+    match condition:
+        case None:
+            return {}
+        case IfAbsent():
+            return {"IfNoneMatch": "*"}
+        case IfMatch(tag):
+            return {"IfMatch": tag}
+
+
+def _make_source(source: StoredObject) -> dict[str, str]:
+    bucket, key = _split(source.path)
+    return {"Bucket": bucket, "Key": key}
+
+
+def _split(path: str) -> tuple[str, str]:
+    bucket, _, key = path.lstrip("/").partition("/")
+    return bucket, key
+
+
+def _find_now(answer: Mapping[str, Any]) -> dt.datetime:
+    """The server's clock, by which ages are reckoned; ours where it does not tell."""
+    text = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
+    try:
+        return parsedate_to_datetime(text) if text else dt.datetime.now(dt.UTC)
+    except ValueError:
+        return dt.datetime.now(dt.UTC)
+
+
+def _find_age(modified: dt.datetime, now: dt.datetime) -> float:
+    if modified.tzinfo is None:
+        modified = modified.replace(tzinfo=dt.UTC)
+    return max(0.0, (now - modified).total_seconds())
+
+
+def _translate(error: Exception, action: str, path: str) -> Exception:
+    """What a failure means: the condition, no answer, or a refusal."""
+    answer = _find_answer(error)
+    code = str(answer.get("Error", {}).get("Code", "")) if answer is not None else ""
+    status = int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)) if answer is not None else 0
+    if not status and code.isdecimal():
+        status = int(code)
+    reason = redact(f"Could not {action} {path}: {code} {error}")
+    if code in _MISSING or isinstance(error, FileNotFoundError):
+        return StorageError(reason, errno=errno.ENOENT, path=redact(path))
+    if status in _CONFLICTS or code in ("PreconditionFailed", "ConditionalRequestConflict"):
+        return ConditionFailed(reason)
+    if status == 404:
+        return StorageError(reason, errno=errno.ENOENT, path=redact(path))
+    if status in (401, 403) or isinstance(error, PermissionError):
+        return StorageError(reason, errno=errno.EACCES, path=redact(path))
+    if answer is None and not _is_lost(error):
+        return StorageError(reason, errno=errno.EACCES, path=redact(path))
+    if status == 501 or code == "NotImplemented":
+        return StorageError(reason, errno=errno.ENOTSUP, path=redact(path))
+    if answer is None or status >= 500 or status in (408, 429) or code in _UNSURE_CODES:
+        return Unanswered(reason, path=redact(path))
+    return StorageError(reason, errno=errno.EINVAL, path=redact(path))
+
+
+def _is_lost(error: Exception) -> bool:
+    """Whether a request without an answer may have been sent: not where there are no credentials."""
+    from botocore.exceptions import BotoCoreError, ConnectionError, HTTPClientError, IncompleteReadError
+
+    return not isinstance(error, BotoCoreError) or isinstance(
+        error, (ConnectionError, HTTPClientError, IncompleteReadError)
+    )
+
+
+def _find_answer(error: BaseException) -> Mapping[str, Any] | None:
+    """The server's answer, which s3fs keeps behind an error of its own."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(answer := getattr(seen, "response", None), Mapping):
+            return answer
+        seen = seen.__cause__
+    return None

@@ -1,0 +1,82 @@
+"""A writer in a process of its own, which changes a dataset until it is told to stop or has done enough.
+
+Each operation is in the log with what it did, so that the log is the history to compare the rows with.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from typing import Any
+
+import pyarrow as pa
+from stores_bucket import s3
+
+import intarsia as it
+
+Rows = dict[int, int]
+BASE, NEW = range(60), range(100, 120)
+
+
+def make_operation(chance: random.Random, *, compacts: bool) -> dict[str, Any]:
+    value = chance.randrange(1_000_000)
+    kinds = ["merge", "merge", "update", "insert", "delete", *(["compact"] if compacts else [])]
+    match chance.choice(kinds):
+        case "merge":
+            return {"op": "merge", "ids": chance.sample([*BASE, *NEW], 4), "v": value}
+        case "update":
+            return {"op": "update", "rest": chance.randrange(7)}
+        case "insert":
+            return {"op": "insert", "ids": chance.sample(NEW, 3), "v": value}
+        case "delete":
+            return {"op": "delete", "ids": chance.sample(NEW, 2)}
+    return {"op": "compact"}
+
+
+def replay(rows: Rows, operation: dict[str, Any]) -> None:
+    """The operation on a dictionary."""
+    match operation["op"]:
+        case "merge":
+            rows.update(dict.fromkeys(operation["ids"], operation["v"]))
+        case "update":
+            rows.update({n: v + 1 for n, v in rows.items() if n % 7 == operation["rest"]})
+        case "insert":
+            rows.update({n: operation["v"] for n in operation["ids"] if n not in rows})
+        case "delete":
+            for n in operation["ids"]:
+                rows.pop(n, None)
+
+
+def orders(rows: Rows) -> pa.Table:
+    return pa.table({"id": pa.array(rows, pa.int64()), "v": pa.array(rows.values(), pa.int64())})
+
+
+def carry_out(operation: dict[str, Any], target: str, **how: Any) -> Any:
+    noted = {**how, "properties": {"did": json.dumps(operation)}}
+    match operation["op"]:
+        case "merge":
+            return it.merge(orders(dict.fromkeys(operation["ids"], operation["v"])), target, on="id", **noted)
+        case "update":
+            return it.update(target, {"v": "v + 1"}, f"id % 7 = {operation['rest']}", **noted)
+        case "insert":
+            new = orders(dict.fromkeys(operation["ids"], operation["v"]))
+            return it.merge(new, target, on="id", strategy="insert", **noted)
+        case "delete":
+            ids = ", ".join(map(str, operation["ids"]))
+            return it.delete(target, f"id in ({ids})", **noted)
+    return it.compact(target, **noted)
+
+
+def main(port: str, target: str, seed: str, count: str, engine: str, compacts: str) -> None:
+    chance = random.Random(int(seed))
+    filesystem = s3(int(port))
+    for _ in range(int(count)):
+        operation = make_operation(chance, compacts=compacts == "yes")
+        result = carry_out(operation, target, filesystem=filesystem, engine=engine)
+        told = {"version": result.version, "txid": result.txid, "attempts": result.attempts, **operation}
+        print(json.dumps(told), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
