@@ -51,11 +51,9 @@ def test_peers_on_spark_delete_by_keys_in_one_statement():
 
 
 @pytest.mark.skipif(GENERATOR is None, reason="tpchgen-cli is not installed: make bench-tpch installs it")
-def test_all_in_process_are_right_at_a_tiny_scale(tmp_path):
-    pytest.importorskip("polars")
-    pytest.importorskip("deltalake")
-    command = [sys.executable, "-m", "bench.tpch", "RF1", "RF2", "LH-0.01", "--scale", "0.01", "--warm", "0"]
-    peers = ["intarsia", "intarsia-duckdb", "intarsia-mor", "intarsia-cow", "polars", "duckdb", "deltars"]
+def test_results_are_right_at_a_tiny_scale(tmp_path):
+    command = [sys.executable, "-m", "bench.tpch", "RF1", "RF2", "--scale", "0.01", "--warm", "0"]
+    peers = ["intarsia", "intarsia-mor", "duckdb"]
     done = subprocess.run(
         [*command, "--passes", "1", "--dir", str(tmp_path), "--peers", *peers],
         cwd=ROOT,
@@ -65,5 +63,5 @@ def test_all_in_process_are_right_at_a_tiny_scale(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("  right") == 3 * len(peers)
+    assert done.stdout.count("  right") == 2 * len(peers)
     assert list(tmp_path.rglob("*.parquet")) == []
