@@ -233,7 +233,7 @@ def test_many_files_with_many_deletes_take_no_time() -> None:
     ]
     deletes += [entry(f"q{n}", content=POSITIONS, sequence=2, partition=(n,)) for n in range(1_000)]
     data = [entry(f"f{n}", partition=(n % 1_000,)) for n in range(count)]
-    start = time.perf_counter()
+    start = time.process_time()
     index = DeleteFileIndex.of(deletes)
     assert sum(len(index.find_deletes(one).positions) for one in data) == 2 * count
-    assert time.perf_counter() - start < 5  # a tenth of a second on an idle machine
+    assert time.process_time() - start < 5  # a tenth of a second on an idle machine
