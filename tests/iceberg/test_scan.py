@@ -231,10 +231,10 @@ def test_a_hundred_thousand_scan_tasks_are_made_and_asked_in_a_moment() -> None:
     schema = schema_of((1, "c", LONG), (2, "day", DateType()))
     table = make_scan_context(schema, specs=(spec_of((2, "day", IdentityTransform())),))
     entry = data_entry(partition=(3,), lower_bounds={1: INT8.pack(1)}, upper_bounds={1: INT8.pack(2)})
-    start = time.perf_counter()
+    start = time.process_time()
     tasks = [table.make_scan_task(entry) for _ in range(100_000)]
     found = {scan_task.get_bounds("c") for scan_task in tasks}
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
     assert found == {(1, 2, None)}
 
 
