@@ -58,7 +58,7 @@ def _restart(
 ) -> Iterator[pa.RecordBatch]:
     """The batches; of the state of now where a file was replaced before the first was given.
 
-    Files on a local disk are open by then, those on a store are not.
+    For stores: files on a local disk are open by then.
     """
     for attempt in range(_READ_ATTEMPTS):
         given = False
@@ -173,8 +173,10 @@ class Request:
                 if attempt + 1 == _READ_ATTEMPTS:
                     raise
                 continue
-            again = partial(self._read_again, columns, where, threads)
-            return pa.RecordBatchReader.from_batches(scan.schema, _restart(scan.schema, batches, again))
+            if isinstance(self.table, ParquetTable) and not self.table.storage.atomic:
+                again = partial(self._read_again, columns, where, threads)
+                batches = _restart(scan.schema, batches, again)
+            return pa.RecordBatchReader.from_batches(scan.schema, batches)
         raise AssertionError("unreachable")
 
     def _read_again(
