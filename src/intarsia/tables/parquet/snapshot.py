@@ -167,6 +167,11 @@ def take_state(control: Control, shown: str, footers: Footers) -> TableState:
                 raise
             gone = error  # moved from staging to its place, or removed, while we looked
             continue
+        except DamagedTable:
+            # On a store a file may be replaced or removed between the requests that read it.
+            if storage.atomic or control.read_log().names == before.names:
+                raise
+            continue
         if control.read_log().names == before.names:
             snapshot = assemble_snapshot(control, shown, listing, files, read)
             exists = listing.exists or bool(before.undone)
