@@ -24,7 +24,8 @@ from intarsia.tables.parquet.listing import Listing, list_outdated, make_removal
 from intarsia.tables.parquet.record import make_metadata_after
 from intarsia.tables.parquet.retained import FileKey, find_retained
 from intarsia.tables.parquet.snapshot import FooterSet, assemble_snapshot, without_files
-from intarsia.tables.parquet.table import ParquetOutputLocation, ParquetTable, Places
+from intarsia.tables.parquet.places import ParquetOutputLocation, Places
+from intarsia.tables.parquet.table import ParquetTable
 
 __all__ = ["ScratchDataset"]
 
