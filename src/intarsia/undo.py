@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from dataclasses import replace
 from typing import Unpack, cast
@@ -21,8 +20,6 @@ from intarsia.options import InspectOptions, RestoreOptions, TableTarget
 from intarsia.request import make_request, refresh_spark, show_target, sync_catalog
 
 log = get_logger(__name__)
-
-_LONGEST_PAUSE = 0.2
 
 
 def history(target: TableTarget, **options: Unpack[InspectOptions]) -> History:
@@ -74,7 +71,7 @@ def restore(
         RestoreError: the version is unknown, not retained, or others have changed its files since;
             ``error.versions`` are those that can be restored.
         InputError: the version is no number, or is negative.
-        CommitConflict: other writers were faster each time; nothing was changed.
+        CommitConflict: another writer has committed meanwhile; nothing was changed.
 
     Example:
         >>> import intarsia as it
@@ -88,26 +85,25 @@ def restore(
         intent = RestoreIntent(check_version(version), properties=request.properties)
         table = _as_restorable(request.table)
         if dry_run:
-            return report_restore(table.plan_restore(intent.version), intent, begun=begun, dry_run=True)
-        result = _run(table, request.table, intent, begun)
+            return _plan(table, intent, begun)
+        # Not tried again after a conflict: what others have committed meanwhile nobody has asked to undo.
+        found, committed = table.restore(intent.version, intent.properties)
+        result = report_restore(found, intent, begun=begun, committed=committed)
         notes = sync_catalog(request.table, changed=result.txid is not None)
         if result.txid is not None:
             notes = (*notes, *refresh_spark(request.table))
         return replace(result, notes=(*result.notes, *notes)) if notes else result
 
 
-def _run(table: Restorable, opened: Table, intent: RestoreIntent, begun: float) -> MergeResult:
-    attempts = max(ATTEMPTS, getattr(opened, "commit_attempts", None) or 0)
-    for attempt in range(1, attempts + 1):
+def _plan(table: Restorable, intent: RestoreIntent, begun: float) -> MergeResult:
+    for attempt in range(ATTEMPTS):
         try:
-            found, committed = table.restore(intent.version, intent.properties)
-        except CommitConflict as conflict:
-            if attempt == attempts:
+            found = table.plan_restore(intent.version)
+        except CommitConflict:  # a commit came while its records were read
+            if attempt + 1 == ATTEMPTS:
                 raise
-            log.info("restore: planning again after a conflict: %s", conflict)
-            time.sleep(random.uniform(0, _LONGEST_PAUSE))
             continue
-        return report_restore(found, intent, begun=begun, committed=committed, attempts=attempt)
+        return report_restore(found, intent, begun=begun, dry_run=True)
     raise AssertionError("unreachable")
 
 

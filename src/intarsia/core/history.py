@@ -49,7 +49,9 @@ class CommitInfo:
         """What this process notes of a commit that it makes now."""
         time = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
         rows = {} if counts is None else {name: getattr(counts, name) for name in _COUNTS}
-        return CommitInfo(time, describe_user(), describe_program() or None, intarsia=version, **rows, **facts)
+        return CommitInfo(
+            time, describe_user(), describe_program() or None, intarsia=version, **rows, **facts
+        )
 
     def to_json(self) -> dict[str, Any]:
         found = {one.name: getattr(self, one.name) for one in fields(self)}

@@ -18,7 +18,14 @@ from intarsia.core.report import MergeFileMetadata, MergeResult
 from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.errors import InputError
 
-__all__ = ["Restorable", "Restoration", "ReturningFile", "check_version", "make_restore_plan", "report_restore"]
+__all__ = [
+    "Restorable",
+    "Restoration",
+    "ReturningFile",
+    "check_version",
+    "make_restore_plan",
+    "report_restore",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +133,6 @@ def report_restore(
     begun: float,
     committed: Committed | None = None,
     dry_run: bool = False,
-    attempts: int = 1,
 ) -> MergeResult:
     """The result of a restore, or of its dry run."""
     plan = make_restore_plan(found, intent)
@@ -165,8 +171,7 @@ def report_restore(
         dry_run=dry_run,
         bytes_written=found.bytes_copied,
         seconds=time.perf_counter() - begun,
-        attempts=attempts,
-        version=found.now.version if committed is None else committed.version,
+        version=None if dry_run else found.now.version if committed is None else committed.version,
         txid=None if committed is None else committed.txid,
         notes=(*plan.notes, *(() if committed is None else committed.notes)),
         new_files=plan.new_files,

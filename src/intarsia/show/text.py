@@ -41,7 +41,9 @@ _COLORS: dict[Kind, str] = {
 }
 
 
-def render(value: Drawable | History, *, width: int = WIDTH, color: bool = False, unicode: bool | None = None) -> str:
+def render(
+    value: Drawable | History, *, width: int = WIDTH, color: bool = False, unicode: bool | None = None
+) -> str:
     """The value in words and numbers, in lines of at most ``width`` columns.
 
     Args:

@@ -20,7 +20,7 @@ from intarsia.core.history import Commit, CommitInfo, History, RowCounts, parse_
 from intarsia.core.layout import read_elements
 from intarsia.core.restoration import Restoration, ReturningFile
 from intarsia.core.snapshot import DataFile, Snapshot
-from intarsia.errors import RestoreError
+from intarsia.errors import CommitConflict, RestoreError
 from intarsia.storage import ObjectStorage
 from intarsia.tables.parquet.control import Control
 from intarsia.tables.parquet.footers import read_footers
@@ -206,6 +206,8 @@ def find_restoration(control: Control, now: Snapshot, version: int) -> FoundRest
         RestoreError: the version is unknown, its files are not retained, or others have changed files since.
     """
     log = CommitLog.read(control)
+    if log.version != now.version:
+        raise CommitConflict(f"{now.root} was changed while it was read.", path=now.root)
     _check_known(log, now, version)
     start = log.find_equal(version)
     if start == log.version:
@@ -263,9 +265,7 @@ def _explain_oldest(log: CommitLog) -> str:
         return f"what commit {oldest} has changed is not known any more"
     info = CommitInfo.from_json(missing[0].get("info"))
     by = f" by {info.user}" if info.user else ""
-    return (
-        f"what version {oldest} (a {missing[0].get('operation')}{by}) has replaced and removed is not retained"
-    )
+    return f"what version {oldest} (a {missing[0].get('operation')}{by}) has replaced and removed is not retained"
 
 
 def _make_error(log: CommitLog, now: Snapshot, version: int, why: str) -> RestoreError:
