@@ -48,7 +48,7 @@ class OperationCall:
     """What is known of a call; what is not known yet counts as possible."""
 
     operation: str
-    """One of :data:`CHANGES`, or ``read``, ``inspect``, ``snapshot``, ``recover``, ``history``, ``restore``."""
+    """A change, or ``read``, ``inspect``, ``snapshot``, ``history``, ``recover``, ``restore``."""
     target: Literal["path", "parquet", "iceberg"] = "path"
     """A path or URL; else a table that was opened before."""
     engines: frozenset[str] = frozenset(("arrow", "duckdb", "spark"))

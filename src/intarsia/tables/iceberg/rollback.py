@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from pyiceberg.exceptions import CommitFailedException, WaitingForLockException
-from pyiceberg.table import Table
+from pyiceberg.table import CommitTableResponse, Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
 from pyiceberg.table.snapshots import Snapshot
@@ -212,14 +213,16 @@ def roll_back(
     if found.is_empty:
         return found, None
     target = _find_snapshot(state, table.root, version)
-    done = _commit(opened, state, target.snapshot_id, properties, lambda: table.load())
+    done = _commit(opened, state, target.snapshot_id, properties, table.load)
     table.refresh(done.metadata, done.metadata_location)
     log.info("%s: branch %s was set back to snapshot %d", table.root, state.branch, target.snapshot_id)
     txid = str(target.snapshot_id)
     return found, Committed(txid, _make_version(target, state.metadata))
 
 
-def _commit(table: Table, state: BranchState, target: int, properties: Mapping[str, str], load: Any) -> Any:
+def _commit(
+    table: Table, state: BranchState, target: int, properties: Mapping[str, str], load: Callable[[], Table]
+) -> Table | CommitTableResponse:
     metadata, branch = state.metadata, state.branch
     ref = metadata.refs.get(branch)
     retention = {} if ref is None else ref.model_dump(by_alias=True, exclude={"snapshot_id", "type"})
@@ -234,41 +237,46 @@ def _commit(table: Table, state: BranchState, target: int, properties: Mapping[s
     try:
         response = table.catalog.commit_table(table, requirements, (move, note))
     except Exception as error:  # a catalog may raise anything, and may have committed all the same
-        return _resolve(error, state, target, load)
+        outcome = _judge_error(error, state, target, load)
+        if isinstance(outcome, CommitError):
+            raise outcome from error
+        return outcome
     remove_old_metadata(table, response)
     return response
 
 
-def _resolve(error: Exception, state: BranchState, target: int, load: Any) -> Any:
-    """What an error means: the branch as it is now tells."""
-    where = state.metadata.location
-    try:
+def _judge_error(
+    error: Exception, state: BranchState, target: int, load: Callable[[], Table]
+) -> Table | CommitError:
+    """What an error of the catalog means: the branch as it is now tells."""
+    where, branch = state.metadata.location, state.branch
+    now: Table | None = None
+    with suppress(StorageError):
         now = load()
-    except StorageError:
-        now = None
-    ref = None if now is None else now.metadata.refs.get(state.branch)
+    ref = None if now is None else now.metadata.refs.get(branch)
     if now is not None and ref is not None and ref.snapshot_id == target:
         return now  # as asked, by this request or by somebody else's
     busy = isinstance(error, (CommitFailedException, WaitingForLockException)) or is_sqlite_busy(error)
-    if now is not None and (busy or type(error) is ValueError):
-        raise CommitConflict(
-            f"Branch {state.branch!r} moved meanwhile: {error}",
+    if busy or type(error) is ValueError:  # PyIceberg's own checks, before anything is sent
+        return CommitConflict(
+            f"Branch {branch!r} was changed meanwhile: {error}",
             path=where,
             hint="nothing was changed; look at history(), and run it again",
-        ) from error
+        )
+    shown = f"{type(error).__name__}: {error}"
     if isinstance(error, CATALOG_REFUSALS):
-        raise CommitError(
-            f"The catalog refused to set branch {state.branch!r} back: {type(error).__name__}: {error}",
+        return CommitError(
+            f"The catalog refused to set branch {branch!r} back: {shown}",
             path=where,
             hint="nothing was changed",
-        ) from error
-    raise CommitUnknown(
-        f"The catalog's answer was lost ({type(error).__name__}: {error}), and branch {state.branch!r} was not"
-        f" found at snapshot {target} so far.",
+        )
+    return CommitUnknown(
+        f"The catalog's answer was lost ({shown}), and branch {branch!r} was not found at snapshot {target}"
+        " so far.",
         path=where,
         changed=None,
         hint="look at history() later; running it again does no harm",
-    ) from error
+    )
 
 
 def _make_note(state: BranchState, target: int, properties: Mapping[str, str]) -> dict[str, str]:

@@ -265,7 +265,8 @@ def _explain_oldest(log: CommitLog) -> str:
         return f"what commit {oldest} has changed is not known any more"
     info = CommitInfo.from_json(missing[0].get("info"))
     by = f" by {info.user}" if info.user else ""
-    return f"what version {oldest} (a {missing[0].get('operation')}{by}) has replaced and removed is not retained"
+    what = missing[0].get("operation")
+    return f"what version {oldest} (operation {what}{by}) has replaced and removed is not retained"
 
 
 def _make_error(log: CommitLog, now: Snapshot, version: int, why: str) -> RestoreError:
