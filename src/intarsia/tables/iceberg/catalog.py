@@ -78,7 +78,7 @@ def open_catalog(catalog: Any) -> Catalog:
     if isinstance(catalog, Catalog):
         return prepare_catalog(catalog)
     if _is_object_catalog(catalog):
-        from intarsia.tables.iceberg.object_catalog import object_catalog
+        from intarsia.tables.iceberg.single_object_catalog import object_catalog
 
         return object_catalog(catalog)
     if _is_directory(catalog):

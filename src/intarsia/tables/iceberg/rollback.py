@@ -68,8 +68,9 @@ def make_branch_history(state: BranchState, root: str) -> History:
     commits += [_make_commit(one, metadata, rolled_back=True) for one in behind]
     commits.sort(key=lambda commit: (commit.time is not None, commit.time, commit.version), reverse=True)
     notes = []
-    if line and line[-1].parent_snapshot_id is not None:
-        notes.append("Older snapshots have expired.")
+    if line and (line[-1].parent_snapshot_id is not None or (line[-1].sequence_number or 0) > 1):
+        first = _make_version(line[-1], metadata)
+        notes.append(f"Snapshots before version {first} have expired, or are of other branches.")
     if (said := _read_last_restore(state)) is not None:
         notes.append(said)
     version = _make_version(state.head, metadata) if state.head is not None else 0
