@@ -38,8 +38,9 @@ def history(target: TableTarget, **options: Unpack[InspectOptions]) -> History:
 
     Example:
         >>> import intarsia as it
-        >>> [commit.operation for commit in it.history("lake/orders")]
-        ['append']
+        >>> deleted = it.delete("lake/orders", "id = 1")
+        >>> [(commit.version, commit.operation, commit.deleted) for commit in it.history("lake/orders")]
+        [(1, 'delete', 1)]
     """
     with operation_log(log, "history", show_target(target)):
         table = make_request("history", "auto", target, options).table
@@ -75,9 +76,10 @@ def restore(
 
     Example:
         >>> import intarsia as it
-        >>> deleted = it.delete("lake/orders", "id = 1", retain=1)
+        >>> deleted = it.delete("lake/orders", "id = 1", retain=2)
+        >>> emptied = it.delete("lake/orders", "true", retain=2)
         >>> it.restore("lake/orders", 1).total
-        2
+        1
     """
     with operation_log(log, "restore", show_target(target)):
         begun = time.perf_counter()

@@ -192,7 +192,7 @@ def test_two_processes_at_once_lose_no_update(
 ) -> None:
     for name in set(names):
         catalog.create_table(name, schema=ROWS.schema)
-    count = 8
+    count = 4
     started = [
         subprocess.Popen(
             [sys.executable, "-c", WRITER, str(tmp_path / "lake"), name, str(100 * place), str(count)],

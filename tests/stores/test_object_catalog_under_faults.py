@@ -197,7 +197,7 @@ def test_processes_at_once_on_a_real_server_lose_no_update(lake: Bucket) -> None
     catalog = load_catalog("lake", **settings)
     catalog.create_namespace("shop")
     catalog.create_table("shop.orders", schema=ROWS.schema)
-    count, writers = (20, 4) if FULL else (4, 2)
+    count, writers = (20, 4) if FULL else (2, 2)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     started = [
         subprocess.Popen(
