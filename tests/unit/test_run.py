@@ -48,6 +48,7 @@ class Notes:
     calls: list[str] = field(default_factory=list)
     name: str = "notes"
     txid: str = "t1"
+    commit_attempts: int | None = None
 
     def snapshot(self) -> Snapshot:
         self.calls.append("snapshot")

@@ -337,11 +337,10 @@ def _may_plan_again(table: Table, attempt: int, attempts: int) -> bool:
 
     Where writers have no lock to wait at, more often, and after a moment that differs between them.
     """
-    without_lock: int | None = getattr(table, "commit_attempts", None)
-    if without_lock is None:
+    if table.commit_attempts is None:
         return attempt < attempts
     time.sleep(random.uniform(0, min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**attempt)))
-    return attempt < max(attempts, without_lock)
+    return attempt < max(attempts, table.commit_attempts)
 
 
 def _with_schema(change: Change, prepared: Prepared, snapshot: Snapshot) -> Change:

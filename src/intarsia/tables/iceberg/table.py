@@ -91,6 +91,8 @@ class IcebergTable:
         check_mode(self._table.metadata, mode)
         BranchState.of(self._table, branch, self._cache)
 
+    commit_attempts = None  # a commit tries again by itself
+
     @staticmethod
     def of(
         target: Any, catalog: Any = None, branch: str | None = None, mode: str | None = None

@@ -57,6 +57,8 @@ class ScratchDataset:
         """As of the dataset; see :attr:`ParquetTable.workspace`."""
         return self._base.workspace
 
+    commit_attempts = None  # nobody else writes here
+
     def snapshot(self) -> Snapshot:
         """The dataset's state when the dry run began, with the changes since."""
         return self._snapshot
