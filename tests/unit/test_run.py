@@ -22,6 +22,7 @@ from intarsia.core.change import (
     StagedFile,
     make_transaction_id,
 )
+from intarsia.core.file_table import FileTuple
 from intarsia.core.intent import CompactIntent, DeleteIntent, MergeIntent, WriteIntent
 from intarsia.core.ports import Execution
 from intarsia.core.prepare import Prepared, prepare
@@ -32,7 +33,7 @@ from intarsia.errors import CommitConflict, DamagedTable, InputError, KeyColumnE
 
 SCHEMA = pa.schema([("id", pa.int64())])
 FILE = DataFile("a.parquet", "a.parquet", 100, 10)
-SNAPSHOT = Snapshot("lake", (FILE,), SCHEMA, (), pafs.LocalFileSystem(), version=3)
+SNAPSHOT = Snapshot("lake", FileTuple((FILE,)), SCHEMA, (), pafs.LocalFileSystem(), version=3)
 UPSERT = MergeIntent(get_strategy_rule("upsert"), ("id",), ("id",))
 
 
@@ -205,7 +206,7 @@ class Restless(Notes):
         if self.failures:
             self.failures -= 1
             if self.changes:
-                self.snapshot_ = replace(SNAPSHOT, files=(replace(FILE, fingerprint=(1,)),))
+                self.snapshot_ = SNAPSHOT.with_files([replace(FILE, fingerprint=(1,))])
             raise DamagedTable("half a file", path="lake/a.parquet")
         return super().match(execution)
 

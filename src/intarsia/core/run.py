@@ -15,7 +15,6 @@ from intarsia.common.source import IngestedSource
 from intarsia.core.change import Change, Committed, Matches, Staged, StagedFile, Staging
 from intarsia.core.dry_run import PLAN_BYTES, DryRun, count_new_files, discard_output, estimate_new_bytes
 from intarsia.core.effects import check_write_options
-from intarsia.core.file_table import list_kinds
 from intarsia.core.intent import (
     CompactIntent,
     DeduplicateIntent,
@@ -248,7 +247,7 @@ def _finish_plan(plan: Plan, change: Change) -> Plan:
 def _meets_old_calendar(intent: Intent, snapshot: Snapshot) -> bool:
     """Whether source rows may be written to files whose old calendar Spark applies to their dates."""
     return isinstance(intent, MergeIntent) and any(
-        find_exact_columns(file) is not None for file in list_kinds(snapshot.files)
+        find_exact_columns(file) is not None for file in snapshot.files.list_kinds()
     )
 
 
