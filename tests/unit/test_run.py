@@ -181,7 +181,7 @@ def test_an_empty_change_has_no_transaction_to_name(source):
 def test_a_regrouping_that_loses_rows_tells_how_many():
     files = (FILE, DataFile("b.parquet", "b.parquet", 100, 10))
     staged = Staged(added=(StagedFile("s", "n.parquet", 17, 70),))
-    notes = Notes(staged=staged, snapshot_=replace(SNAPSHOT, files=files))
+    notes = Notes(staged=staged, snapshot_=SNAPSHOT.with_files(files))
     result = run(CompactIntent(), notes, notes)
     assert (result.deleted, result.total) == (3, 17)
     (change,) = notes.commits
