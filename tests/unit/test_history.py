@@ -14,7 +14,7 @@ import pytest
 
 import intarsia as it
 from intarsia.common import process
-from intarsia.core.history import CommitInfo
+from intarsia.core.history import CommitInfo, parse_count
 from intarsia.errors import NothingMatched
 from intarsia.tables.parquet import ParquetTable, control
 
@@ -162,3 +162,9 @@ def test_a_table_without_a_log_of_its_own_is_refused(tmp_path: Path) -> None:
     with pytest.raises(it.IntarsiaError, match="keeps no history"):
         it.history(Odd())  # type: ignore[arg-type]
     assert ParquetTable(tmp_path / "orders").history().commits == ()
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, "²", "-1", "1.5", ""])
+def test_a_number_that_is_none_is_not_shown(text: str) -> None:
+    assert parse_count(text) is None
+    assert parse_count("17") == 17

@@ -10,7 +10,7 @@ from typing import Any, overload
 from intarsia.common.process import describe_program, describe_user
 from intarsia.core import render
 
-__all__ = ["Commit", "CommitInfo", "History", "RowCounts"]
+__all__ = ["Commit", "CommitInfo", "History", "RowCounts", "parse_count", "parse_time"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,7 @@ class CommitInfo:
         return CommitInfo(**texts, **numbers)
 
 
+_DIGITS = 19
 _COUNTS = ("inserted", "updated", "deleted")
 _TEXTS = ("time", "user", "program", "engine", "intarsia")
 _NUMBERS = (*_COUNTS, "bytes_written", "rows_after", "files_after")
@@ -159,6 +160,11 @@ class History:
 
     def _repr_html_(self) -> str:
         return render.render_html(self)
+
+
+def parse_count(text: str | None) -> int | None:
+    """A number in a commit's properties; None where it is none, or beyond 64 bits."""
+    return int(text) if text is not None and len(text) < _DIGITS and text.isdecimal() else None
 
 
 def parse_time(text: str | None) -> dt.datetime | None:

@@ -28,7 +28,7 @@ from pyiceberg.table.update import (
 import intarsia
 from intarsia.common.log import get_logger
 from intarsia.core.change import Committed
-from intarsia.core.history import Commit, CommitInfo, History, RowCounts
+from intarsia.core.history import Commit, CommitInfo, History, RowCounts, parse_count
 from intarsia.core.restoration import Restoration, ReturningFile
 from intarsia.errors import CommitConflict, CommitError, CommitUnknown, RestoreError, StorageError
 from intarsia.tables.iceberg.commit import CATALOG_REFUSALS, is_sqlite_busy, remove_old_metadata
@@ -94,8 +94,9 @@ def _make_commit(snapshot: Snapshot, metadata: TableMetadata, *, rolled_back: bo
     said = {} if snapshot.summary is None else dict(snapshot.summary.additional_properties)
     kind = "" if snapshot.summary is None else str(snapshot.summary.operation.value)
     own = {name: said.get(f"{_PREFIX}{name}") for name in _OWN}
-    batch = said.get("batch_id", "")
-    deletes = _to_number(said.get("total-position-deletes")) or _to_number(said.get("total-equality-deletes"))
+    deletes = parse_count(said.get("total-position-deletes")) or parse_count(
+        said.get("total-equality-deletes")
+    )
     engine = own["engine"] or said.get("engine-name")
     rest = {key: value for key, value in said.items() if key not in ("app_id", "batch_id")}
     return Commit(
@@ -105,16 +106,16 @@ def _make_commit(snapshot: Snapshot, metadata: TableMetadata, *, rolled_back: bo
         user=own["user"],
         program=own["program"],
         engine=engine,
-        inserted=_to_number(own["rows-inserted"]),
-        updated=_to_number(own["rows-updated"]),
-        deleted=_to_number(own["rows-deleted"]),
+        inserted=parse_count(own["rows-inserted"]),
+        updated=parse_count(own["rows-updated"]),
+        deleted=parse_count(own["rows-deleted"]),
         files_added=_sum_numbers(said, "added-data-files", "added-delete-files"),
         files_replaced=0,
         files_removed=_sum_numbers(said, "deleted-data-files", "removed-delete-files"),
-        bytes_written=_to_number(said.get("added-files-size", "0")),
-        rows_after=None if deletes else _to_number(said.get("total-records")),
+        bytes_written=parse_count(said.get("added-files-size", "0")),
+        rows_after=None if deletes else parse_count(said.get("total-records")),
         app_id=said.get("app_id"),
-        batch_id=int(batch) if batch.isdecimal() else None,
+        batch_id=parse_count(said.get("batch_id")),
         txid=own["txid"],
         snapshot_id=snapshot.snapshot_id,
         restorable=True,
@@ -123,12 +124,8 @@ def _make_commit(snapshot: Snapshot, metadata: TableMetadata, *, rolled_back: bo
     )
 
 
-def _to_number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() else None
-
-
 def _sum_numbers(said: Mapping[str, str], *names: str) -> int:
-    return sum(_to_number(said.get(name)) or 0 for name in names)
+    return sum(parse_count(said.get(name)) or 0 for name in names)
 
 
 # Restoring

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from intarsia.core.change import Change, Committed, Replacement, StagedFile
 from intarsia.core.file_table import FileTable
-from intarsia.core.history import Commit, CommitInfo, History, RowCounts, parse_time
+from intarsia.core.history import Commit, CommitInfo, History, RowCounts, parse_count, parse_time
 from intarsia.core.layout import read_elements
 from intarsia.core.restoration import Restoration, ReturningFile
 from intarsia.core.snapshot import DataFile, Snapshot
@@ -92,8 +92,8 @@ class CommitLog:
         """The latest version that is the same state: a restore of it, or a restore of that."""
         for number in range(self.version, version, -1):
             for note in self.notes.get(number, ()):
-                said = _get_properties(note).get(RESTORED, "")
-                if note.get("operation") == "restore" and said.isdecimal() and int(said) == version:
+                said = parse_count(_get_properties(note).get(RESTORED))
+                if note.get("operation") == "restore" and said == version:
                     return self.find_equal(number)
         return version
 
@@ -154,7 +154,6 @@ def _make_commit(note: Note, *, restorable: bool) -> Commit:
     files = note.get("files")
     known = isinstance(files, list) and len(files) == 3 and all(type(count) is int for count in files)
     added, replaced, removed = files if known and isinstance(files, list) else (None, None, None)
-    batch = said.get("batch_id", "")
     return Commit(
         version=note["seq"],
         operation=str(note.get("operation", "")),
@@ -171,7 +170,7 @@ def _make_commit(note: Note, *, restorable: bool) -> Commit:
         bytes_written=info.bytes_written,
         rows_after=info.rows_after,
         app_id=said.get("app_id"),
-        batch_id=int(batch) if batch.isdecimal() else None,
+        batch_id=parse_count(said.get("batch_id")),
         txid=str(note["txid"]) if "txid" in note else None,
         restorable=restorable,
         properties={key: value for key, value in said.items() if key not in ("app_id", "batch_id")},
@@ -361,8 +360,12 @@ def _is_there(file: DataFile | None, kept: KeptFile | None) -> bool:
 def _check_kept(log: CommitLog, version: int, kept: KeptFile) -> KeptFile:
     """Refuse a kept file that is gone, or that was written to: a hard link shares its bytes."""
     entry = log.control.storage.stat(kept.location)
-    same = entry is not None and (
-        _is_same(entry.fingerprint, kept.was) if log.control.storage.atomic else entry.size == kept.was[0]
+    same = (
+        entry is not None
+        and entry.kind == "file"
+        and (
+            _is_same(entry.fingerprint, kept.was) if log.control.storage.atomic else entry.size == kept.was[0]
+        )
     )
     if not same:
         what = "is gone" if entry is None else "was written to"
