@@ -7,6 +7,7 @@ DEV     := $(VENV)/.dev-installed
 BENCH   := $(VENV)/.bench-installed
 OLDEST  := $(VENV)/duckdb-oldest
 STORES  := $(VENV)/stores
+CLASSES := $(VENV)/spark-classes.jsa
 WORKERS ?= 2
 ARGS    ?=
 
@@ -17,6 +18,9 @@ COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-h
 # uv may be a launcher that cannot run, so it is asked and not only looked up.
 HAS_UV := uv --version >/dev/null 2>&1
 RECENT := import sys; sys.exit(sys.version_info < (3, 11))
+
+# Tests start many interpreters, which would compile our modules each time.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lint format test test-fast spark crash property cluster cross kafka stores duckdb-oldest bench bench-spark bench-pipeline bench-iceberg bench-tpch bench-files demo tour lock clean distclean
@@ -71,7 +75,11 @@ format: $(DEV) ## Put the code in shape
 	@$(BIN)/ruff check --quiet --fix .
 	@$(BIN)/ruff format .
 
-test: lint ## Set up, check, and run the tests: the one command
+# Spark's classes, ready to be mapped: the tests start dozens of JVMs. Without Java there is no such file.
+$(CLASSES): tests/jvm_options.py $(DEV)
+	@$(BIN)/python -m tests.jvm_options $@ 2>/dev/null || true
+
+test: lint $(CLASSES) ## Set up, check, and run the tests: the one command
 	@$(PYTEST) --ignore tests/cross --ignore tests/kafka $(ARGS)
 	@$(if $(ARGS),,$(MAKE) --no-print-directory cross)
 
