@@ -54,9 +54,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
     ``--basetemp`` or ``PYTEST_DEBUG_TEMPROOT`` name another place; the mark ``on_disk`` is for single tests.
     """
-    if config.option.basetemp is None and os.access(MEMORY, os.W_OK):
-        if shutil.disk_usage(MEMORY).free >= MEMORY_BYTES:
-            os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+    has_memory = os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= MEMORY_BYTES
+    if config.option.basetemp is None and has_memory:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
 @pytest.hookimpl(trylast=True)
@@ -65,12 +65,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     So the first worker has one session for almost all of them, and the others take the rest meanwhile.
     """
-    items.sort(
-        key=lambda item: (
-            item.get_closest_marker("spark") is None,
-            item.get_closest_marker("slow") is None,
-        )
-    )
+    items.sort(key=lambda item: (not _starts_spark(item), item.get_closest_marker("slow") is None))
 
 
 def pytest_collection_finish() -> None:
@@ -109,6 +104,13 @@ def uses_spark(item: pytest.Item) -> bool:
     parts = getattr(item, "callspec", None)
     engines = () if parts is None else (p[0] for p in parts.params.values() if isinstance(p, tuple) and p)
     return "spark" in getattr(item, "fixturenames", ()) or "spark" in engines
+
+
+def _starts_spark(item: pytest.Item) -> bool:
+    """Whether a test uses Spark, or has an engine among its values that is Spark."""
+    parts = getattr(item, "callspec", None)
+    values = () if parts is None else parts.params.values()
+    return uses_spark(item) or any(isinstance(value, str) and value == "spark" for value in values)
 
 
 def _control(path: Path) -> Path:

@@ -38,7 +38,8 @@ except NotSupported as error:
 spark.range(1000).selectExpr("id", "id % 7 as k", "cast(id as string) as s").write.parquet(sys.argv[1])
 read = spark.read.parquet(sys.argv[1])
 read.groupBy("k").count().orderBy("k").toArrow()
-read.join(read.selectExpr("id", "k as other"), "id").mapInArrow(lambda rows: rows, "id long, k long, s string, other long").count()
+joined = read.join(read.selectExpr("id", "k as other"), "id").select("id", "other")
+joined.mapInArrow(lambda rows: rows, "id long, other long").count()
 gateway = spark.sparkContext._gateway
 stop_session(spark)
 gateway.shutdown()
