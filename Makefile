@@ -81,17 +81,9 @@ format: $(DEV) ## Put the code in shape
 $(CLASSES): tests/jvm_options.py $(DEV)
 	@$(BIN)/python -m tests.jvm_options $@ 2>/dev/null || true
 
-# The part with Iceberg's own runtime waits for its one session much of the time, so it runs beside the others.
 test: lint $(CLASSES) ## Set up, check, and run the tests: the one command
-ifeq ($(strip $(ARGS)),)
-	@said=$$(mktemp); $(CROSS) >"$$said" 2>&1 & cross=$$!; \
-	trap 'kill $$cross 2>/dev/null; rm -f "$$said"; exit 130' INT TERM; \
-	$(SUITE); failed=$$?; \
-	wait $$cross || failed=1; \
-	echo "tests/cross:"; cat "$$said"; rm -f "$$said"; exit $$failed
-else
 	@$(SUITE) $(ARGS)
-endif
+	@$(if $(ARGS),,$(CROSS))
 
 test-all: lint $(CLASSES) ## As make test with every case of it, all of Spark and larger samples, on a disk (hours)
 	@INTARSIA_CONTRACT=full INTARSIA_SPARK=full INTARSIA_CRASH=sample PYTEST_DEBUG_TEMPROOT=$${TMPDIR:-/tmp} \
