@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from intarsia.common.python_values import make_array, make_scalar
 from intarsia.core.file_table import Files, FileTuple
+from intarsia.core.history import RowCounts
 from intarsia.core.refusals import Refusal, sum_refusals
 from intarsia.core.rule import Action
 from intarsia.core.snapshot import DataFile
@@ -178,6 +179,9 @@ class Change:
     is left to hold it; a change without files is committed for it."""
     partition_columns: tuple[str, ...] = ()
     """The partition columns that go with ``schema``."""
+    counts: RowCounts | None = None
+    """How many rows change; noted with the commit, as is ``engine``."""
+    engine: str | None = None
 
     @property
     def written(self) -> tuple[StagedFile, ...]:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol, overload
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from intarsia.common.python_values import make_array
+
 if TYPE_CHECKING:
     from intarsia.core.prune import Bounds
     from intarsia.core.snapshot import DataFile
@@ -44,7 +46,7 @@ class FileTuple(tuple["DataFile", ...]):
 
     @property
     def paths(self) -> pa.StringArray:
-        return pa.array([file.path for file in self], pa.string())
+        return make_array([file.path for file in self], pa.string())
 
     @property
     def total_rows(self) -> int:
@@ -273,5 +275,5 @@ Files = FileTuple | FileTable
 
 def find_unknown(paths: Sequence[str] | pa.StringArray, files: Files) -> list[str]:
     """Those of some paths that no file has, sorted."""
-    wanted = paths if isinstance(paths, pa.Array) else pa.array(paths, pa.string())
+    wanted = paths if isinstance(paths, pa.Array) else make_array(paths, pa.string())
     return sorted(set(wanted.filter(pc.invert(pc.is_in(wanted, value_set=files.paths))).to_pylist()))

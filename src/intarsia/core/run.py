@@ -15,6 +15,7 @@ from intarsia.common.source import IngestedSource
 from intarsia.core.change import Change, Committed, Matches, Staged, StagedFile, Staging
 from intarsia.core.dry_run import PLAN_BYTES, DryRun, count_new_files, discard_output, estimate_new_bytes
 from intarsia.core.effects import check_write_options
+from intarsia.core.history import RowCounts
 from intarsia.core.intent import (
     CompactIntent,
     DeduplicateIntent,
@@ -219,7 +220,9 @@ def _execute(execution: Execution, engine: Engine) -> tuple[Plan, Change]:
     matches = engine.match(execution)
     plan = resolve_plan(execution.plan, execution.prepared, matches)
     change = plan.make_change(matches, engine.stage(execution.with_plan(plan), matches))
-    return _finish_plan(plan, change), change
+    plan = _finish_plan(plan, change)
+    counts = RowCounts(plan.inserted, plan.updated, plan.deleted)
+    return plan, replace(change, counts=counts, engine=engine.name)
 
 
 def _finish_plan(plan: Plan, change: Change) -> Plan:

@@ -13,8 +13,10 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 
-from intarsia.core.change import Change, Staging
+from intarsia.core.change import Change, Committed, Staging
 from intarsia.core.file_table import Files, FileTuple
+from intarsia.core.history import History
+from intarsia.core.restoration import Restoration
 from intarsia.core.snapshot import Snapshot, TableFormat
 from intarsia.errors import InputError, NotSupported
 from intarsia.tables.iceberg.batches import find_highest_batch, find_last_batch, find_last_commits
@@ -33,6 +35,7 @@ from intarsia.tables.iceberg.properties import (
     WriteProperties,
     property_as_choice,
 )
+from intarsia.tables.iceberg.rollback import make_branch_history, plan_rollback, roll_back
 from intarsia.tables.iceberg.scan import MANY_FILES, FooterLoader, ManifestEntries, TableScanContext
 from intarsia.tables.iceberg.schemas import find_unstored_columns, refuse_unwritable, to_arrow_schema
 from intarsia.tables.iceberg.specs import SpecPartitioner, find_compatible_schema
@@ -201,6 +204,23 @@ class IcebergTable:
             seen.state, seen.snapshot, seen.store, WriteProperties.of(seen.state.metadata)
         )
         return IcebergTransaction(self, context, operation)
+
+    def history(self) -> History:
+        """The snapshots of the branch, newest first. Writes nothing."""
+        return make_branch_history(self.read_state(), self.root)
+
+    def plan_restore(self, version: int) -> Restoration:
+        """What setting the branch back would do; raises RestoreError where it cannot be. Writes nothing."""
+        return plan_rollback(self, version)
+
+    def restore(self, version: int, properties: Mapping[str, str]) -> tuple[Restoration, Committed | None]:
+        """Set the branch back to a snapshot; see :func:`intarsia.tables.iceberg.rollback.roll_back`."""
+        return roll_back(self, version, properties)
+
+    def load_state(self) -> tuple[Table, BranchState]:
+        """The table as the catalog has it, and its branch at that moment."""
+        table = self.load()
+        return table, BranchState.of(table, self.branch, self._cache)
 
     def recover(self, *, run_id: str | None = None) -> tuple[str, ...]:
         """Nothing: a commit that did not come through has changed nothing."""
