@@ -11,6 +11,7 @@ import atexit
 import datetime as dt
 import errno
 import functools
+import io
 import os
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -51,8 +52,11 @@ _UNSURE = (408, 429)
 class Service(Protocol):
     """The clients of containers and blobs of azure-storage-blob; they are asynchronous."""
 
-    url: str
-    credential: Any
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def credential(self) -> Any: ...
 
     def get_container_client(self, container: str) -> Any: ...
 
@@ -275,7 +279,7 @@ class AzureClient:
                     raise
                 self._can_fetch = False
         data = self._read(source.path, source.tag, offset=first, length=size)
-        self._send("put", target, lambda blob: blob.stage_block(block, data, length=size))
+        self._send("put", target, lambda blob: blob.stage_block(block, io.BytesIO(data), length=size))
 
     def _stage_from_url(self, source: StoredObject, target: str, block: str, first: int, size: int) -> None:
         async def stage(blob: Any) -> None:
