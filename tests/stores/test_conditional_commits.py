@@ -32,7 +32,7 @@ from stores_memory import ENDPOINT, Killed, MemoryStore, Process
 import intarsia as it
 from intarsia.doctor import examine
 from intarsia.errors import CommitConflict, CommitUnknown, DamagedTable, NotSupported, StorageError
-from intarsia.storage import ObjectStorage, RemoteStorage, open_storage, trial
+from intarsia.storage import ObjectStorage, open_storage, trial
 from intarsia.tables.parquet import ParquetTable, slot_journal
 
 PUBLISHED = (f"put_object {ROOT}/", f"rewrite_object {ROOT}/")
@@ -372,15 +372,6 @@ def test_credentials_are_in_no_record_and_no_error(monkeypatch: pytest.MonkeyPat
     assert SECRET not in shown
     assert KEY not in shown
     assert pickle.loads(pickle.dumps(storage)).client.endpoint == storage.client.endpoint
-
-
-def test_a_role_to_assume_is_not_followed_silently() -> None:
-    filesystem = pafs.S3FileSystem(role_arn="arn:aws:iam::1:role/x", region="us-east-1")
-    storage, _ = open_storage("bucket/lake/orders", filesystem=filesystem)
-    assert type(storage) is RemoteStorage
-    reason = ParquetTable("bucket/lake/orders", filesystem=filesystem).try_store()
-    assert reason is not None
-    assert "role to assume" in reason
 
 
 def test_a_conflict_that_does_not_end_is_told(server: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:

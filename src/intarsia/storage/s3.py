@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import errno
 import functools
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -38,6 +39,8 @@ _PAGE = 1000
 _TIMEOUTS = {"connect_timeout": 5, "read_timeout": 60}
 _CONNECTIONS = 32
 _CONFLICTS = (409, 412)
+_SHORTEST_ROLE = 900
+"""Seconds that STS gives the credentials of a role for, at least."""
 _UNSURE_CODES = ("RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable", "OperationAborted")
 _MISSING = ("NoSuchKey", "NoSuchBucket", "NoSuchUpload", "NotFound", "404")
 
@@ -80,7 +83,10 @@ class BotocoreTransport:
             config["s3"] = {"addressing_style": "path"}
         if (proxy := settings["proxy_options"])["host"]:
             config["proxies"] = {settings["scheme"]: _make_proxy_url(proxy)}
-        self._client = botocore.session.get_session().create_client(
+        session = botocore.session.get_session()
+        if settings["role_arn"]:
+            _assume_role(session, settings)
+        self._client = session.create_client(
             "s3",
             region_name=settings["region"] or None,
             endpoint_url=f"{settings['scheme']}://{custom}" if custom else None,
@@ -96,6 +102,32 @@ class BotocoreTransport:
 
     def read(self, bucket: str, key: str) -> bytes:
         return bytes(self._client.get_object(Bucket=bucket, Key=key)["Body"].read())
+
+
+def _assume_role(session: Any, settings: Mapping[str, Any]) -> None:
+    """Have a session ask STS for the credentials of a role, and again before they expire, as PyArrow does."""
+    import botocore.session
+    from botocore.credentials import AssumeRoleCredentialFetcher, DeferredRefreshableCredentials
+
+    source = botocore.session.get_session()
+    own = source.get_credentials()
+    if own is None:
+        raise StorageError(
+            f"The role {settings['role_arn']} cannot be assumed: there are no credentials to do so with.",
+            errno=errno.EACCES,
+            hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile; PyArrow asks for the same",
+        )
+    more = {
+        "RoleSessionName": settings["session_name"] or f"intarsia-{uuid.uuid4().hex}",
+        "DurationSeconds": max(_SHORTEST_ROLE, settings["load_frequency"]),
+    }
+    if settings["external_id"]:
+        more["ExternalId"] = settings["external_id"]
+    region = settings["region"] or source.get_config_variable("region") or "us-east-1"
+    fetcher = AssumeRoleCredentialFetcher(
+        functools.partial(source.create_client, region_name=region), own, settings["role_arn"], more
+    )
+    session._credentials = DeferredRefreshableCredentials(fetcher.fetch_credentials, "assume-role")
 
 
 def _make_proxy_url(proxy: Mapping[str, Any]) -> str:
@@ -135,8 +167,6 @@ def _find_transport(filesystem: pafs.FileSystem) -> Callable[[], Transport] | No
         if not _has_botocore():
             return None
         _, (settings,) = filesystem.__reduce__()  # PyArrow shows its settings in this way only
-        if settings["role_arn"]:
-            return None
         return functools.partial(BotocoreTransport, settings)
     inner, names = find_inner_protocols(filesystem)
     if "s3" in names and hasattr(inner, "call_s3") and _has_botocore():

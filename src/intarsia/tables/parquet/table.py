@@ -154,7 +154,7 @@ class ParquetTable:
                 f"Other writers of {self._path} go by conditional requests, which are not possible here."
                 f" {failure}",
                 path=self._path,
-                hint="install the extra of the store (s3, gcs, azure), and open it in the same way everywhere",
+                hint="install the extra of the store (s3, gcs, azure), and open it in one way everywhere",
             )
 
     @property
