@@ -40,6 +40,8 @@ from intarsia.tables.parquet.control import Control
 
 FULL = os.environ.get("INTARSIA_STORES") == "full"
 OFFSETS = itertools.count()
+EVERYWHERE = pytest.mark.parametrize("server", KINDS, indirect=True)
+"""On every kind of store, also where only a sample is taken."""
 
 
 def sample(count: int, every: int, server: MemoryStore, *, every_in_full: int = 1) -> range:
@@ -48,7 +50,7 @@ def sample(count: int, every: int, server: MemoryStore, *, every_in_full: int = 
     return range(1 + next(OFFSETS) % step, count + 1, step)
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=KINDS if FULL else ["s3"])
 def server(request: pytest.FixtureRequest) -> Iterator[MemoryStore]:
     with prepared():
         yield make_server(request.param)
@@ -66,6 +68,7 @@ def large(server: MemoryStore) -> Iterator[pytest.MonkeyPatch]:
         yield found
 
 
+@EVERYWHERE
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda one: one.name)
 @pytest.mark.usefixtures("patched")
@@ -78,6 +81,7 @@ def test_a_fault_at_a_request_loses_and_doubles_nothing(
     assert not wrong, "\n".join(wrong[:5])
 
 
+@EVERYWHERE
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("name", ["merge", "delete", "compact"])
 @pytest.mark.usefixtures("large")
@@ -156,6 +160,7 @@ def _find_lost_updates(server: MemoryStore, first: Operation, second: Operation,
     return wrong + find_leftovers(mine, listed)
 
 
+@EVERYWHERE
 @pytest.mark.parametrize(("one", "other"), PAIRS)
 @pytest.mark.usefixtures("patched")
 def test_two_writers_are_as_one_after_the_other(server: MemoryStore, one: str, other: str) -> None:

@@ -23,6 +23,7 @@ import pyarrow.fs as pafs
 from pyspark import cloudpickle
 
 from intarsia.errors import IntarsiaError, StorageError
+from intarsia.spark.errors import explain_refusal
 from intarsia.spark.collect import collect
 
 J = TypeVar("J")
@@ -168,7 +169,7 @@ def _check_errors(rows: pa.Table) -> pa.Table:
     """The rows, unless one of them is an error."""
     failed = [(job, payload) for job, ok, payload in zip(*rows.to_pydict().values(), strict=True) if not ok]
     if failed:
-        raise deserialize(min(failed)[1])
+        raise explain_refusal(deserialize(min(failed)[1]))
     return rows
 
 
