@@ -40,6 +40,11 @@ from intarsia.tables.parquet.control import Control
 
 FULL = os.environ.get("INTARSIA_STORES") == "full"
 OFFSETS = itertools.count()
+WAYS = [
+    (kind, fault)
+    for kind in KINDS
+    for fault in (FAULTS if FULL or kind == "s3" else ("kill after", "lost", "late"))
+]
 EVERYWHERE = pytest.mark.parametrize("server", KINDS, indirect=True)
 """On every kind of store, also where only a sample is taken."""
 
@@ -68,8 +73,7 @@ def large(server: MemoryStore) -> Iterator[pytest.MonkeyPatch]:
         yield found
 
 
-@EVERYWHERE
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(("server", "fault"), WAYS, indirect=["server"])
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda one: one.name)
 @pytest.mark.usefixtures("patched")
 def test_a_fault_at_a_request_loses_and_doubles_nothing(
@@ -81,8 +85,7 @@ def test_a_fault_at_a_request_loses_and_doubles_nothing(
     assert not wrong, "\n".join(wrong[:5])
 
 
-@EVERYWHERE
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(("server", "fault"), WAYS, indirect=["server"])
 @pytest.mark.parametrize("name", ["merge", "delete", "compact"])
 @pytest.mark.usefixtures("large")
 def test_a_fault_at_a_request_of_large_files_loses_and_doubles_nothing(

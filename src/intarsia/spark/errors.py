@@ -215,7 +215,7 @@ def find_known_failure(error: Exception, what: str) -> IntarsiaError | None:
 
 
 def explain_refusal(error: IntarsiaError) -> IntarsiaError:
-    """An error of an executor; where a store refused its credentials, with a hint where these are looked for."""
+    """An error of an executor; where a store refused it, with a hint where credentials are looked for."""
     if isinstance(error, StorageError) and is_refused_access(error.message):
         error.hint = _BOTH_PLACES
     return error

@@ -76,7 +76,8 @@ def _open_settings(settings: Mapping[str, Any]) -> GcsClient:
             token=_find_token(settings),
             endpoint_url=f"{settings['scheme'] or 'https'}://{custom}" if custom else None,
             use_listings_cache=False,
-        )
+        ),
+        None if settings["retry_time_limit"] is None else settings["retry_time_limit"].total_seconds(),
     )
 
 
@@ -111,8 +112,10 @@ class GcsClient:
 
     tags_tell_bytes = False
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, limit: float | None = None) -> None:
+        """``limit``: seconds for a request and its repetitions, as PyArrow has them; rewrites may take more."""
         self._transport = transport
+        self._limit = {} if limit is None else {"timeout": limit}
 
     @property
     def endpoint(self) -> str:
@@ -120,7 +123,7 @@ class GcsClient:
 
     def head(self, path: str) -> StoredObject | None:
         try:
-            headers, data = self._send("look at", path, "GET", _OBJECT)
+            headers, data = self._send("look at", path, "GET", _OBJECT, **self._limit)
         except StorageError as error:
             if error.errno == errno.ENOENT:
                 return None
@@ -128,7 +131,7 @@ class GcsClient:
         return _make_object(path, json.loads(data), _find_now(headers))
 
     def get(self, path: str) -> bytes:
-        return bytes(self._send("read", path, "GET", _OBJECT, alt="media")[1])
+        return bytes(self._send("read", path, "GET", _OBJECT, alt="media", **self._limit)[1])
 
     def list_objects(self, prefix: str, *, most: int | None = None) -> Iterator[StoredObject]:
         bucket = split_path(prefix)[0]
@@ -153,7 +156,9 @@ class GcsClient:
         more["fields"] = f"nextPageToken,prefixes,items({_FIELDS})"
         while True:
             headers, data = self._guard(
-                "list", prefix, lambda: self._transport.call("GET", _LIST, bucket, prefix=start, **more)
+                "list",
+                prefix,
+                lambda: self._transport.call("GET", _LIST, bucket, prefix=start, **more, **self._limit),
             )
             page = json.loads(data)
             yield headers, page
@@ -185,6 +190,7 @@ class GcsClient:
                 headers={"Content-Type": f'multipart/related; boundary="{mark}"'},
                 data=body + data + f"\r\n--{mark}--".encode(),
                 **_make_condition(condition),
+                **self._limit,
             ),
         )
 
@@ -214,7 +220,7 @@ class GcsClient:
 
     def delete(self, path: str, condition: IfMatch | None = None) -> None:
         try:
-            self._send("delete", path, "DELETE", _OBJECT, **_make_condition(condition))
+            self._send("delete", path, "DELETE", _OBJECT, **_make_condition(condition), **self._limit)
         except StorageError as error:
             if error.errno != errno.ENOENT:
                 raise
@@ -272,7 +278,8 @@ def _translate(error: Exception, action: str, path: str) -> Exception:
 
     code = str(getattr(error, "code", ""))
     status = int(code) if code.isdecimal() else 0
-    reason, where = redact(f"Could not {action} {path}: {str(error) or type(error).__name__}"), redact(path)
+    said = str(error) or ("no answer in time" if isinstance(error, TimeoutError) else type(error).__name__)
+    reason, where = redact(f"Could not {action} {path}: {said}"), redact(path)
     if isinstance(error, FileExistsError) or status in (409, 412):
         return ConditionFailed(reason)
     if isinstance(error, FileNotFoundError) or status == 404:

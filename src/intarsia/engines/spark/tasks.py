@@ -23,8 +23,8 @@ import pyarrow.fs as pafs
 from pyspark import cloudpickle
 
 from intarsia.errors import IntarsiaError, StorageError
-from intarsia.spark.errors import explain_refusal
 from intarsia.spark.collect import collect
+from intarsia.spark.errors import explain_refusal
 
 J = TypeVar("J")
 R = TypeVar("R")
