@@ -126,6 +126,7 @@ SERVERS := $(addprefix $(STORES)/bin/,versitygw azurite-blob fake-gcs-server tox
 
 stores: $(DEV) $(SERVERS) ## Faults at every request of an object store, writers on real servers (minutes; needs Go and Node.js)
 	@INTARSIA_STORES=full $(PYTEST) --timeout 3600 -m "not spark" tests/stores $(ARGS)
+	@INTARSIA_STORES=full INTARSIA_SPARK=full $(PYTEST) --timeout 3600 tests/stores/test_spark_on_stores.py $(ARGS)
 
 # The package lies beside the others and comes before the one among them.
 $(OLDEST)/.installed: requirements/duckdb-oldest.txt $(DEV)

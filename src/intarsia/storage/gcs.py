@@ -113,7 +113,7 @@ class GcsClient:
     tags_tell_bytes = False
 
     def __init__(self, transport: Transport, limit: float | None = None) -> None:
-        """``limit``: seconds for a request and its repetitions, as PyArrow has them; rewrites may take more."""
+        """``limit``: seconds for a request and its repetitions, as PyArrow has them; a rewrite has more."""
         self._transport = transport
         self._limit = {} if limit is None else {"timeout": limit}
 
