@@ -112,16 +112,36 @@ kafka: $(DEV) ## Run pipelines over the topics of a real broker of Kafka (minute
 	@INTARSIA_KAFKA=1 $(BIN)/python -m pytest -q --timeout 900 tests/kafka $(ARGS)
 
 # A server that speaks S3 and heeds conditions, of a version that is pinned; its modules go again.
-$(STORES)/bin/versitygw:
-	@command -v go >/dev/null 2>&1 || { echo "make stores builds versitygw, which needs Go (1.24 or newer)." >&2; exit 1; }
-	@echo "Building versitygw (minutes, once)"
-	@mkdir -p $(STORES)
-	@GOPATH="$(abspath $(STORES))/go" GOBIN="$(abspath $(STORES))/bin" GOFLAGS=-modcacherw \
-	  go install -p 1 github.com/versity/versitygw/cmd/versitygw@v1.8.0
-	@rm -rf $(STORES)/go
+# $(call go,module@version): its program in $(STORES)/bin; what it was built from is removed.
+go = command -v go >/dev/null 2>&1 || { echo "make stores builds servers, which needs Go (1.26 or newer)." >&2; exit 1; }; \
+     mkdir -p $(STORES); \
+     GOPATH="$(abspath $(STORES))/go" GOBIN="$(abspath $(STORES))/bin" GOFLAGS=-modcacherw go install -p 1 $(1) \
+     && rm -rf $(STORES)/go
 
-stores: $(DEV) $(STORES)/bin/versitygw ## Faults at every request of an object store, writers on a real server (minutes; needs Go)
+$(STORES)/bin/versitygw:
+	@echo "Building versitygw (minutes, once)"
+	@$(call go,github.com/versity/versitygw/cmd/versitygw@v1.8.0)
+
+$(STORES)/bin/fake-gcs-server:
+	@echo "Building fake-gcs-server (minutes, once)"
+	@$(call go,github.com/fsouza/fake-gcs-server@v1.56.1)
+
+$(STORES)/bin/toxiproxy-server:
+	@echo "Building toxiproxy (once)"
+	@$(call go,github.com/Shopify/toxiproxy/v2/cmd/server@v2.5.0)
+	@mv $(STORES)/bin/server $@
+
+$(STORES)/bin/azurite-blob:
+	@command -v npm >/dev/null 2>&1 || { echo "make stores installs Azurite, which needs Node.js and npm." >&2; exit 1; }
+	@echo "Installing Azurite (once)"
+	@npm install --silent --no-fund --no-audit --ignore-scripts --no-save --prefix $(STORES) azurite@3.35.0
+	@mkdir -p $(STORES)/bin && ln -sf ../node_modules/azurite/dist/src/blob/main.js $@
+
+SERVERS := $(addprefix $(STORES)/bin/,versitygw azurite-blob fake-gcs-server toxiproxy-server)
+
+stores: $(DEV) $(SERVERS) ## Faults at every request of an object store, writers on real servers (minutes; needs Go and Node.js)
 	@INTARSIA_STORES=full $(PYTEST) --timeout 3600 -m "not spark" tests/stores $(ARGS)
+	@INTARSIA_STORES=full INTARSIA_SPARK=full $(PYTEST) --timeout 3600 tests/stores/test_spark_on_stores.py $(ARGS)
 
 # The package lies beside the others and comes before the one among them.
 $(OLDEST)/.installed: requirements/duckdb-oldest.txt $(DEV)

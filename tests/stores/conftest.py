@@ -1,48 +1,56 @@
-"""An object store: a server that speaks S3, on this machine, in a process of its own."""
+"""Object stores: servers on this machine, in processes of their own, and buckets of them."""
 
 from __future__ import annotations
 
 import itertools
-import socket
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from stores_bucket import KEY, REGION, SECRET, Bucket, s3
+from stores_bucket import KEY, REGION, SECRET, Bucket, open_store, s3
+from stores_faces import run_at_once
+from stores_servers import find_port, run_azurite, run_fake_gcs, run_versitygw, running
 
-SECONDS = 60
+from intarsia.storage import trial
+from intarsia.storage.azure import AzureTransport
+
+
+@pytest.fixture(scope="session", autouse=True)
+def memory() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(AzureTransport, "run", run_at_once(AzureTransport.run))
+        yield
 
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[int]:
     """The port of the server."""
     pytest.importorskip("moto", reason="moto is not installed")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        try:
-            _wait(process, port)
-            yield port
-        finally:
-            process.terminate()
+    port = find_port()
+    with running([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], port):
+        yield port
 
 
-def _wait(process: subprocess.Popen[bytes], port: int) -> None:
-    ends = time.monotonic() + SECONDS
-    while time.monotonic() < ends:
-        assert process.poll() is None, "the server has ended"
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-        except OSError:
-            time.sleep(0.1)
-        else:
-            return
-    raise TimeoutError("the server does not answer")
+@pytest.fixture(scope="session")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """The port of a real server that speaks S3."""
+    with run_versitygw(tmp_path_factory.mktemp("gateway")) as port:
+        yield port
+
+
+@pytest.fixture(scope="session")
+def azurite() -> Iterator[int]:
+    """The port of a real server that speaks Azure's protocol."""
+    with run_azurite() as port:
+        yield port
+
+
+@pytest.fixture(scope="session")
+def fake_gcs() -> Iterator[int]:
+    """The port of a server that speaks Google's protocol."""
+    with run_fake_gcs() as port:
+        yield port
 
 
 _NUMBERS = itertools.count()
@@ -54,6 +62,18 @@ def bucket(server: int) -> Bucket:
     opened = s3(server, allow_bucket_creation=True)
     opened.create_dir(name)
     return Bucket(server, name, opened)
+
+
+@pytest.fixture
+def lake(request: pytest.FixtureRequest) -> Bucket:
+    """A bucket of its own on a real server that is trusted, of the kind that the test is given."""
+    kind = getattr(request, "param", "s3")
+    port = request.getfixturevalue({"s3": "gateway", "azure": "azurite"}[kind])
+    trial.forget()
+    name = f"many-{next(_NUMBERS)}"
+    opened = open_store(kind, port)
+    opened.create_dir(name)
+    return Bucket(port, name, opened, kind)
 
 
 @pytest.fixture(params=["pyarrow", "s3fs"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 KEY, SECRET, REGION = "aKeyOfTests", "aSecretOfTests", "us-east-1"
+ACCOUNT, ACCOUNT_KEY = "accountoftests", base64.b64encode(f"{SECRET}OnAzure".encode()).decode()
 
 
 @dataclass
@@ -18,7 +20,8 @@ class Bucket:
 
     port: int
     name: str
-    opened: pafs.S3FileSystem = field(repr=False)
+    opened: pafs.FileSystem = field(repr=False)
+    kind: str = "s3"
 
     @property
     def endpoint(self) -> str:
@@ -60,3 +63,80 @@ def s3(port: int, **more: Any) -> pafs.S3FileSystem:
         endpoint_override=f"127.0.0.1:{port}",
         **more,
     )
+
+
+def azure(port: int) -> pafs.AzureFileSystem:
+    return pafs.AzureFileSystem(
+        ACCOUNT,
+        account_key=ACCOUNT_KEY,
+        blob_storage_authority=f"127.0.0.1:{port}",
+        blob_storage_scheme="http",
+        dfs_storage_authority=f"127.0.0.1:{port}",
+        dfs_storage_scheme="http",
+    )
+
+
+def make_azure_options(port: int) -> dict[str, str]:
+    """What adlfs takes."""
+    endpoint = f"http://127.0.0.1:{port}/{ACCOUNT}"
+    return {
+        "connection_string": "DefaultEndpointsProtocol=http;"
+        f"AccountName={ACCOUNT};AccountKey={ACCOUNT_KEY};BlobEndpoint={endpoint};"
+    }
+
+
+def open_store(kind: str, port: int) -> pafs.FileSystem:
+    """A store of a server on this machine, by PyArrow's own file system."""
+    return s3(port, allow_bucket_creation=True) if kind == "s3" else azure(port)
+
+
+class ListingReader:
+    """Somebody who lists objects and gets each of them in one request, knowing nothing of a log."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+        if bucket.kind == "s3":
+            import botocore.session
+
+            self._client = botocore.session.get_session().create_client(
+                "s3",
+                region_name=REGION,
+                endpoint_url=bucket.endpoint,
+                aws_access_key_id=KEY,
+                aws_secret_access_key=SECRET,
+            )
+        else:
+            from azure.storage.blob import ContainerClient
+
+            options = make_azure_options(bucket.port)
+            self._client = ContainerClient.from_connection_string(
+                options["connection_string"], bucket.name, retry_total=0
+            )
+
+    def read(self, below: str) -> pa.Table:
+        """All rows; FileNotFoundError where a file was removed meanwhile."""
+        return pa.concat_tables(
+            pq.read_table(pa.BufferReader(self._get(key))) for key in self._list(f"{below}/")
+        )
+
+    def _list(self, prefix: str) -> list[str]:
+        if self._bucket.kind == "s3":
+            page = self._client.list_objects_v2(Bucket=self._bucket.name, Prefix=prefix)
+            return [one["Key"] for one in page["Contents"]]
+        return list(self._client.list_blob_names(name_starts_with=prefix))
+
+    def _get(self, key: str) -> bytes:
+        if self._bucket.kind == "s3":
+            try:
+                return self._client.get_object(Bucket=self._bucket.name, Key=key)["Body"].read()
+            except self._client.exceptions.NoSuchKey as error:
+                raise FileNotFoundError(key) from error
+        from azure.core.exceptions import ResourceNotFoundError
+
+        try:
+            return self._client.download_blob(key).readall()
+        except ResourceNotFoundError as error:
+            raise FileNotFoundError(key) from error
+
+    def close(self) -> None:
+        self._client.close()

@@ -1,4 +1,4 @@
-"""One operation on S3 in memory with a fault at one of its requests, and what has to hold afterwards."""
+"""One operation on a store in memory with a fault at one of its requests, and what has to hold afterwards."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from stores_memory import BUCKET, ENDPOINT, Killed, MemoryFileSystem, MemoryS3, Process
+from stores_faces import open_memory
+from stores_memory import BUCKET, ENDPOINT, Killed, MemoryStore, Process
 
 import intarsia as it
 from intarsia.errors import IntarsiaError
-from intarsia.storage import conditional, s3, trial
+from intarsia.storage import azure, conditional, s3, trial
 from intarsia.tables.parquet import ParquetTable
 
 ROOT = "lake/orders"
@@ -72,12 +73,12 @@ NEXT = Operation(
 
 
 def make_how(process: Process, engine: str = "arrow") -> dict[str, Any]:
-    return {"filesystem": MemoryFileSystem(process), "engine": engine}
+    return {"filesystem": open_memory(process), "engine": engine}
 
 
-def make_server() -> MemoryS3:
+def make_server(kind: str = "s3") -> MemoryStore:
     """A dataset of three files, made by three commits."""
-    server = MemoryS3()
+    server = MemoryStore(kind)
     for first in (0, 4, 8):
         it.write(orders(BEFORE[first : first + 4]), TARGET, **make_how(Process(server)))
     return server
@@ -91,8 +92,9 @@ def prepared(*, large: bool = False) -> Iterator[pytest.MonkeyPatch]:
         trial.forget()
         trial.remember(trial.Trial(ENDPOINT, BUCKET))
         if large:
-            patched.setattr(s3, "SMALL", -1)
-            patched.setattr(s3, "PART", 700)
+            for client in (s3, azure):  # on GCS all files are alike
+                patched.setattr(client, "SMALL", -1)
+                patched.setattr(client, "PART", 700)
         yield patched
     trial.forget()
 
@@ -126,13 +128,13 @@ def carry_out(operation: Operation, process: Process, engine: str = "arrow") -> 
     return Outcome(acknowledged=True)
 
 
-def read(server: MemoryS3) -> Rows:
-    found = it.read(TARGET, filesystem=MemoryFileSystem(Process(server))).read_all()
+def read(server: MemoryStore) -> Rows:
+    found = it.read(TARGET, filesystem=open_memory(Process(server))).read_all()
     return sorted(zip(*found.select(["id", "v"]).to_pydict().values(), strict=True))
 
 
 def judge(
-    server: MemoryS3, outcome: Outcome, operation: Operation, before: Rows, sender: Process
+    server: MemoryStore, outcome: Outcome, operation: Operation, before: Rows, sender: Process
 ) -> list[str]:
     """What is wrong after an operation that a fault met, looked at by readers and by the writers after it."""
     after = operation.model(before)
@@ -164,23 +166,25 @@ def judge(
     return [*wrong, *find_leftovers(server, listed)]
 
 
-def find_leftovers(server: MemoryS3, listed: Rows) -> list[str]:
+def find_leftovers(server: MemoryStore, listed: Rows) -> list[str]:
     """What is left after the grace, and a recovery."""
     server.clock += HOURS
-    ParquetTable(TARGET, filesystem=MemoryFileSystem(Process(server))).recover()
+    ParquetTable(TARGET, filesystem=open_memory(Process(server))).recover()
     wrong = [] if server.rows(ROOT, "id", "v") == listed else ["the sweep has changed rows"]
     kept = (f"{ROOT}/", f"{CONTROL}/log/", f"{CONTROL}/store.json")
     wrong += [f"left: {key}" for key in server.objects if not key.startswith(kept)]
     return wrong + [f"left: an upload to {upload['Key']}" for upload in server.uploads.values()]
 
 
-def count_requests(server: MemoryS3, operation: Operation, engine: str = "arrow") -> int:
+def count_requests(server: MemoryStore, operation: Operation, engine: str = "arrow") -> int:
     process = Process(server.copy())
     assert carry_out(operation, process, engine).acknowledged
     return len(process.sent)
 
 
-def examine(server: MemoryS3, operation: Operation, fault: str, at: int, engine: str = "arrow") -> list[str]:
+def examine(
+    server: MemoryStore, operation: Operation, fault: str, at: int, engine: str = "arrow"
+) -> list[str]:
     """What is wrong after a fault at one request of an operation.
 
     It makes no difference to the store whether a request that only reads was carried out.

@@ -1,7 +1,8 @@
-"""S3 in memory, as far as commits need it, with faults at any request; no network and no threads of its own.
+"""An object store in memory, as far as commits need it, with faults at any request; no network, no threads.
 
-``MemoryS3`` is the server. ``MemoryFileSystem`` is one process's way to it: it looks like s3fs to intarsia,
-so that everything above the wire is the code that talks to real servers.
+``MemoryStore`` is the server, of one of three kinds. ``MemoryFileSystem`` is a process's way to it: it looks
+like s3fs to intarsia, and :mod:`stores_faces` has what looks like adlfs and like gcsfs, so that everything
+above the wire is the code that talks to real servers. Requests are named as S3 names them, whatever the kind.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import hashlib
 import io
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from email.utils import format_datetime
 from typing import Any
 
@@ -39,28 +40,41 @@ class Stored:
     metadata: dict[str, str] = field(default_factory=dict)
 
 
-def _make_tag(data: bytes) -> str:
-    return f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'
-
-
 def _refuse(status: int, code: str, method: str) -> ClientError:
     answer = {"Error": {"Code": code, "Message": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
     return ClientError(answer, method)  # type: ignore[arg-type]
 
 
 @dataclass
-class MemoryS3:
+class MemoryStore:
     """The objects of one bucket. Each request is carried out at once, one after the other."""
 
+    kind: str = "s3"
+    """Or ``azure`` or ``gcs``, where a tag is new with every write."""
     objects: dict[str, Stored] = field(default_factory=dict)
     uploads: dict[str, dict[str, Any]] = field(default_factory=dict)
     clock: float = 1_800_000_000.0
     heeds: frozenset[str] = frozenset({"put", "complete"})
     """Requests whose conditions are heeded."""
+    ignores: frozenset[str] = frozenset()
+    """Conditions that are not, in any request: for negative controls."""
+    blocks: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    """Azure: staged and not put in place, by name."""
     guard: Any = field(default_factory=threading.RLock, repr=False)
 
-    def copy(self) -> MemoryS3:
-        return MemoryS3(dict(self.objects), dict(self.uploads), self.clock, self.heeds)
+    def copy(self) -> MemoryStore:
+        return replace(
+            self,
+            objects=dict(self.objects),
+            uploads=dict(self.uploads),
+            blocks={key: dict(found) for key, found in self.blocks.items()},
+            guard=threading.RLock(),
+        )
+
+    def _make_tag(self, data: bytes) -> str:
+        if self.kind == "s3":
+            return f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'
+        return str(int(self.clock * 1e6))
 
     def request(self, method: str, **given: Any) -> dict[str, Any]:
         with self.guard:
@@ -77,6 +91,7 @@ class MemoryS3:
 
     def _check(self, key: str, kind: str, given: dict[str, Any]) -> None:
         found = self.objects.get(key)
+        given = {name: value for name, value in given.items() if name not in self.ignores}
         if kind not in self.heeds:
             return
         if given.get("IfNoneMatch") == "*" and found is not None:
@@ -89,7 +104,9 @@ class MemoryS3:
 
     def _put_object(self, Key: str, Body: bytes, **given: Any) -> dict[str, Any]:
         self._check(Key, "put", given)
-        self.objects[Key] = Stored(bytes(Body), _make_tag(Body), self.clock, dict(given.get("Metadata", {})))
+        metadata = dict(given.get("Metadata", {}))
+        self.objects[Key] = Stored(bytes(Body), self._make_tag(Body), self.clock, metadata)
+        self.blocks.pop(Key, None)
         return {"ETag": self.objects[Key].tag}
 
     def _get_object(self, Key: str, **_: Any) -> dict[str, Any]:
@@ -124,8 +141,11 @@ class MemoryS3:
         ]
         return {"Contents": contents, "CommonPrefixes": [{"Prefix": one} for one in sorted(below)]}
 
-    def _delete_object(self, Key: str, **_: Any) -> dict[str, Any]:
-        self.objects.pop(Key, None)  # as many servers do, whatever the condition
+    def _delete_object(self, Key: str, **given: Any) -> dict[str, Any]:
+        if self.kind != "s3":  # where many servers delete whatever the condition
+            self._find(Key, "DeleteObject")
+            self._check(Key, "put", given)
+        self.objects.pop(Key, None)
         return {}
 
     def _copy_object(self, Key: str, CopySource: dict[str, str], CopySourceIfMatch: str, **_: Any) -> Any:
@@ -133,6 +153,37 @@ class MemoryS3:
         if found.tag != CopySourceIfMatch:
             raise _refuse(412, "PreconditionFailed", "CopyObject")
         self.objects[Key] = Stored(found.data, found.tag, self.clock, dict(found.metadata))
+        return {}
+
+    def _rewrite_object(
+        self, Key: str, CopySource: str, CopySourceIfMatch: str, Metadata: dict[str, str], **given: Any
+    ) -> dict[str, Any]:
+        """GCS: a copy under a condition."""
+        found = self._find(CopySource, "Rewrite")
+        if found.tag != CopySourceIfMatch:
+            raise _refuse(412, "conditionNotMet", "Rewrite")
+        self._check(Key, "complete", given)
+        self.objects[Key] = Stored(found.data, self._make_tag(found.data), self.clock, dict(Metadata))
+        return {}
+
+    def _stage_block(self, Key: str, BlockId: str, Body: bytes = b"", **given: Any) -> dict[str, Any]:
+        """Azure: blocks belong to a name, and are gone when something is put in place there."""
+        if "CopySource" in given:
+            first, size = given["Range"]
+            Body = self._find(given["CopySource"], "PutBlock").data[first : first + size]
+        self.blocks.setdefault(Key, {})[BlockId] = Body
+        return {}
+
+    def _commit_blocks(
+        self, Key: str, Blocks: list[str], Metadata: dict[str, str], **given: Any
+    ) -> dict[str, Any]:
+        self._check(Key, "complete", given)
+        staged = self.blocks.get(Key, {})
+        if not set(Blocks) <= set(staged):
+            raise _refuse(400, "InvalidBlockList", "PutBlockList")
+        data = b"".join(staged[one] for one in Blocks)
+        self.objects[Key] = Stored(data, self._make_tag(data), self.clock, dict(Metadata))
+        del self.blocks[Key]
         return {}
 
     def _create_multipart_upload(self, Key: str, Metadata: dict[str, str], **_: Any) -> dict[str, Any]:
@@ -149,7 +200,7 @@ class MemoryS3:
         first, last = CopySourceRange.removeprefix("bytes=").split("-")
         part = found.data[int(first) : int(last) + 1]
         self.uploads[UploadId]["parts"][PartNumber] = part
-        return {"CopyPartResult": {"ETag": _make_tag(part)}}
+        return {"CopyPartResult": {"ETag": self._make_tag(part)}}
 
     def _complete_multipart_upload(self, Key: str, UploadId: str, **given: Any) -> dict[str, Any]:
         if UploadId not in self.uploads:
@@ -157,7 +208,7 @@ class MemoryS3:
         self._check(Key, "complete", given)
         upload = self.uploads.pop(UploadId)
         data = b"".join(part for _, part in sorted(upload["parts"].items()))
-        tag = f'{_make_tag(data)[:-1]}-{len(upload["parts"])}"'
+        tag = f'{self._make_tag(data)[:-1]}-{len(upload["parts"])}"'
         self.objects[Key] = Stored(data, tag, self.clock, dict(upload["Metadata"]))
         return {}
 
@@ -196,7 +247,7 @@ class Process:
     """One writer's requests, counted; at one of them something happens."""
 
     def __init__(
-        self, server: MemoryS3, *, at: int = 0, fault: str = "", then: Callable[[], None] | None = None
+        self, server: MemoryStore, *, at: int = 0, fault: str = "", then: Callable[[], None] | None = None
     ) -> None:
         self.server = server
         self.sent: list[str] = []

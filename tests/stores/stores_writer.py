@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 import pyarrow as pa
-from stores_bucket import s3
+from stores_bucket import open_store
 
 import intarsia as it
 
@@ -68,9 +68,9 @@ def carry_out(operation: dict[str, Any], target: str, **how: Any) -> Any:
     return it.compact(target, **noted)
 
 
-def main(port: str, target: str, seed: str, count: str, engine: str, compacts: str) -> None:
+def main(kind: str, port: str, target: str, seed: str, count: str, engine: str, compacts: str) -> None:
     chance = random.Random(int(seed))
-    filesystem = s3(int(port))
+    filesystem = open_store(kind, int(port))
     for _ in range(int(count)):
         operation = make_operation(chance, compacts=compacts == "yes")
         result = carry_out(operation, target, filesystem=filesystem, engine=engine)

@@ -1,4 +1,4 @@
-"""Commits by conditional requests with a fault at every request, on S3 in memory.
+"""Commits by conditional requests with a fault at every request, on every kind of store in memory.
 
 ``make test`` takes a sample of the requests, ``make stores`` (INTARSIA_STORES=full) takes all.
 """
@@ -8,9 +8,11 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from stores_faces import KINDS, open_memory
 from stores_faults import (
     BEFORE,
     BY_NAME,
@@ -29,74 +31,81 @@ from stores_faults import (
     prepared,
     read,
 )
-from stores_memory import FAULTS, MemoryFileSystem, MemoryS3, Process
+from stores_memory import FAULTS, MemoryStore, Process
 
 import intarsia as it
 from intarsia.errors import CommitConflict
-from intarsia.storage import conditional, s3
+from intarsia.storage import conditional
 from intarsia.tables.parquet.control import Control
 
 FULL = os.environ.get("INTARSIA_STORES") == "full"
 OFFSETS = itertools.count()
+WAYS = [
+    (kind, fault)
+    for kind in KINDS
+    for fault in (FAULTS if FULL or kind == "s3" else ("kill after", "lost", "late"))
+]
+EVERYWHERE = pytest.mark.parametrize("server", KINDS, indirect=True)
+"""On every kind of store, also where only a sample is taken."""
 
 
-def sample(count: int, every: int, *, every_in_full: int = 1) -> range:
+def sample(count: int, every: int, server: MemoryStore, *, every_in_full: int = 1) -> range:
     """The numbers of the requests to try: all, or every so many, from another one each time."""
-    step = every_in_full if FULL else every
+    step = every_in_full if FULL else every if server.kind == "s3" else 3 * every
     return range(1 + next(OFFSETS) % step, count + 1, step)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[MemoryS3]:
+@pytest.fixture(scope="module", params=KINDS if FULL else ["s3"])
+def server(request: pytest.FixtureRequest) -> Iterator[MemoryStore]:
     with prepared():
-        yield make_server()
+        yield make_server(request.param)
 
 
 @pytest.fixture
-def patched(server: MemoryS3) -> Iterator[pytest.MonkeyPatch]:
+def patched(server: MemoryStore) -> Iterator[pytest.MonkeyPatch]:
     with prepared() as found:
         yield found
 
 
 @pytest.fixture
-def large(server: MemoryS3) -> Iterator[pytest.MonkeyPatch]:
+def large(server: MemoryStore) -> Iterator[pytest.MonkeyPatch]:
     with prepared(large=True) as found:
         yield found
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(("server", "fault"), WAYS, indirect=["server"])
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda one: one.name)
 @pytest.mark.usefixtures("patched")
 def test_a_fault_at_a_request_loses_and_doubles_nothing(
-    server: MemoryS3, operation: Operation, fault: str
+    server: MemoryStore, operation: Operation, fault: str
 ) -> None:
     assert server.rows(ROOT, "id", "v") == BEFORE
     count = count_requests(server, operation)
-    wrong = [one for at in sample(count, 12) for one in examine(server, operation, fault, at)]
+    wrong = [one for at in sample(count, 12, server) for one in examine(server, operation, fault, at)]
     assert not wrong, "\n".join(wrong[:5])
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(("server", "fault"), WAYS, indirect=["server"])
 @pytest.mark.parametrize("name", ["merge", "delete", "compact"])
 @pytest.mark.usefixtures("large")
 def test_a_fault_at_a_request_of_large_files_loses_and_doubles_nothing(
-    server: MemoryS3, name: str, fault: str
+    server: MemoryStore, name: str, fault: str
 ) -> None:
     operation = BY_NAME[name]
     count = count_requests(server, operation)
-    wrong = [one for at in sample(count, 16) for one in examine(server, operation, fault, at)]
+    wrong = [one for at in sample(count, 16, server) for one in examine(server, operation, fault, at)]
     assert not wrong, "\n".join(wrong[:5])
 
 
 @pytest.mark.parametrize("name", ["merge", "delete", "compact"])
 @pytest.mark.usefixtures("patched")
-def test_the_same_on_duckdb(server: MemoryS3, name: str) -> None:
+def test_the_same_on_duckdb(server: MemoryStore, name: str) -> None:
     operation = BY_NAME[name]
     count = count_requests(server, operation, "duckdb")
     wrong = [
         one
         for fault in ("kill after", "lost", "late")
-        for at in sample(count, 24)
+        for at in sample(count, 24, server)
         for one in examine(server, operation, fault, at, "duckdb")
     ]
     assert not wrong, "\n".join(wrong[:5])
@@ -104,16 +113,16 @@ def test_the_same_on_duckdb(server: MemoryS3, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["append", "merge", "delete", "compact"])
 @pytest.mark.usefixtures("patched")
-def test_a_recovery_that_is_killed_as_well_loses_and_doubles_nothing(server: MemoryS3, name: str) -> None:
+def test_a_recovery_that_is_killed_as_well_loses_and_doubles_nothing(server: MemoryStore, name: str) -> None:
     operation = BY_NAME[name]
     wrong: list[str] = []
     count = count_requests(server, operation)
-    for at in sample(count, 8):
+    for at in sample(count, 8, server):
         crashed = server.copy()
         first = carry_out(operation, Process(crashed, at=at, fault="kill after"))
         again = Process(crashed.copy())
         carry_out(NEXT, again)
-        for second in sample(len(again.sent), 16, every_in_full=4):
+        for second in sample(len(again.sent), 16, server, every_in_full=4):
             twice = crashed.copy()
             outcome = carry_out(NEXT, Process(twice, at=second, fault="kill after"))
             NEXT.run(**make_how(Process(twice)))
@@ -137,7 +146,7 @@ PAIRS = [
 ]
 
 
-def _find_lost_updates(server: MemoryS3, first: Operation, second: Operation, at: int) -> list[str]:
+def _find_lost_updates(server: MemoryStore, first: Operation, second: Operation, at: int) -> list[str]:
     """One writer carries out a whole operation between two requests of another."""
     mine = server.copy()
     other: list[Any] = []
@@ -154,21 +163,24 @@ def _find_lost_updates(server: MemoryS3, first: Operation, second: Operation, at
     return wrong + find_leftovers(mine, listed)
 
 
+@EVERYWHERE
 @pytest.mark.parametrize(("one", "other"), PAIRS)
 @pytest.mark.usefixtures("patched")
-def test_two_writers_are_as_one_after_the_other(server: MemoryS3, one: str, other: str) -> None:
+def test_two_writers_are_as_one_after_the_other(server: MemoryStore, one: str, other: str) -> None:
     first, second = BY_NAME[one], BY_NAME[other]
     count = count_requests(server, first)
-    wrong = [text for at in sample(count, 3) for text in _find_lost_updates(server, first, second, at)]
+    wrong = [
+        text for at in sample(count, 3, server) for text in _find_lost_updates(server, first, second, at)
+    ]
     assert not wrong, "\n".join(wrong[:5])
 
 
 @pytest.mark.parametrize("other", ["merge", "delete", "compact", "overwrite"])
 @pytest.mark.usefixtures("patched")
-def test_a_reader_sees_one_state_whatever_is_written_meanwhile(server: MemoryS3, other: str) -> None:
+def test_a_reader_sees_one_state_whatever_is_written_meanwhile(server: MemoryStore, other: str) -> None:
     operation = BY_NAME[other]
     process = Process(server.copy())
-    it.read(TARGET, filesystem=MemoryFileSystem(process)).read_all()
+    it.read(TARGET, filesystem=open_memory(process)).read_all()
     conflicts = 0
     for at in range(1, len(process.sent) + 1):
         mine = server.copy()
@@ -176,7 +188,7 @@ def test_a_reader_sees_one_state_whatever_is_written_meanwhile(server: MemoryS3,
             mine, at=at, fault="meanwhile", then=lambda mine=mine: carry_out(operation, Process(mine))
         )
         try:
-            found = it.read(TARGET, filesystem=MemoryFileSystem(reader)).read_all()
+            found = it.read(TARGET, filesystem=open_memory(reader)).read_all()
         except CommitConflict:
             conflicts += 1
             continue
@@ -187,7 +199,7 @@ def test_a_reader_sees_one_state_whatever_is_written_meanwhile(server: MemoryS3,
 
 @pytest.mark.parametrize("other", ["merge", "delete", "compact"])
 @pytest.mark.usefixtures("patched")
-def test_a_reader_sees_one_state_after_a_writer_died_at_any_request(server: MemoryS3, other: str) -> None:
+def test_a_reader_sees_one_state_after_a_writer_died_at_any_request(server: MemoryStore, other: str) -> None:
     operation = BY_NAME[other]
     seen = []
     for at in range(1, count_requests(server, operation) + 1):
@@ -195,7 +207,7 @@ def test_a_reader_sees_one_state_after_a_writer_died_at_any_request(server: Memo
         carry_out(operation, Process(mine, at=at, fault="kill after"))
         seen.append(read(mine))
         assert seen[-1] in (BEFORE, operation.model(BEFORE)), at
-        assert it.snapshot(TARGET, filesystem=MemoryFileSystem(Process(mine))).rows == len(seen[-1])
+        assert it.snapshot(TARGET, filesystem=open_memory(Process(mine))).rows == len(seen[-1])
     assert seen[0] == BEFORE
     assert seen[-1] == operation.model(BEFORE)
 
@@ -203,7 +215,7 @@ def test_a_reader_sees_one_state_after_a_writer_died_at_any_request(server: Memo
 # Requests that are carried out long after they were sent.
 
 
-def _find_resurrected(server: MemoryS3) -> list[str]:
+def _find_resurrected(server: MemoryStore) -> list[str]:
     """An added file is compacted away, and the request that added it comes late, for each request."""
     wrong = []
     operation = BY_NAME["append"]
@@ -225,16 +237,17 @@ def _find_resurrected(server: MemoryS3) -> list[str]:
 
 
 @pytest.mark.usefixtures("patched")
-def test_a_file_that_a_late_request_brings_back_is_not_seen_and_is_removed_again(server: MemoryS3) -> None:
+def test_a_file_that_a_late_request_brings_back_is_not_seen_and_is_removed_again(server: MemoryStore) -> None:
     assert not _find_resurrected(server)
 
 
 # Negative controls: without one of the rules, the same checks must find something.
 
 
-def test_without_if_match_the_checks_find_lost_updates(server: MemoryS3, patched: pytest.MonkeyPatch) -> None:
-    honest = s3._make_condition
-    patched.setattr(s3, "_make_condition", lambda one: {} if isinstance(one, s3.IfMatch) else honest(one))
+def test_without_if_match_the_checks_find_lost_updates(
+    server: MemoryStore, patched: pytest.MonkeyPatch
+) -> None:
+    server = replace(server.copy(), ignores=frozenset({"IfMatch"}))
     merge, update = BY_NAME["merge"], BY_NAME["update"]
     count = count_requests(server, merge)
     wrong = [text for at in range(1, count + 1) for text in _find_lost_updates(server, merge, update, at)]
@@ -242,10 +255,9 @@ def test_without_if_match_the_checks_find_lost_updates(server: MemoryS3, patched
 
 
 def test_without_if_none_match_on_slots_the_checks_find_lost_updates(
-    server: MemoryS3, patched: pytest.MonkeyPatch
+    server: MemoryStore, patched: pytest.MonkeyPatch
 ) -> None:
-    honest = s3._make_condition
-    patched.setattr(s3, "_make_condition", lambda one: {} if isinstance(one, s3.IfAbsent) else honest(one))
+    server = replace(server.copy(), ignores=frozenset({"IfNoneMatch"}))
     merge, update = BY_NAME["merge"], BY_NAME["update"]
     count = count_requests(server, merge)
     wrong = [text for at in range(1, count + 1) for text in _find_lost_updates(server, merge, update, at)]
@@ -253,7 +265,7 @@ def test_without_if_none_match_on_slots_the_checks_find_lost_updates(
 
 
 def test_where_no_answer_counts_as_failed_the_checks_find_doubled_rows(
-    server: MemoryS3, patched: pytest.MonkeyPatch
+    server: MemoryStore, patched: pytest.MonkeyPatch
 ) -> None:
     def send_once(send: Callable[[], None], _look: Any, _path: str) -> bool:
         try:
@@ -269,14 +281,14 @@ def test_where_no_answer_counts_as_failed_the_checks_find_doubled_rows(
 
 
 def test_without_tombstones_the_checks_find_rows_that_come_back(
-    server: MemoryS3, patched: pytest.MonkeyPatch
+    server: MemoryStore, patched: pytest.MonkeyPatch
 ) -> None:
     patched.setattr(Control, "read_tombstones", lambda *_: frozenset())
     assert _find_resurrected(server)
 
 
 def test_without_finishing_what_others_committed_the_checks_find_it(
-    server: MemoryS3, patched: pytest.MonkeyPatch
+    server: MemoryStore, patched: pytest.MonkeyPatch
 ) -> None:
     from intarsia.tables.parquet.slot_journal import SlotJournal
 
@@ -293,7 +305,7 @@ def test_without_finishing_what_others_committed_the_checks_find_it(
 
 
 def test_inserts_of_one_new_key_by_two_writers_make_one_row(
-    server: MemoryS3, patched: pytest.MonkeyPatch
+    server: MemoryStore, patched: pytest.MonkeyPatch
 ) -> None:
     insert = Operation(
         "insert",

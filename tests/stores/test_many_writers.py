@@ -1,14 +1,12 @@
-"""Writers in processes of their own on a real server that speaks S3 (versitygw), against the serial model.
+"""Writers in processes of their own on real servers (versitygw, Azurite), against the serial model.
 
-The server is built by ``make stores``; without it these tests are skipped.
+The servers are built by ``make stores``; without them these tests are skipped.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -16,61 +14,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import botocore.session
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from stores_bucket import KEY, REGION, SECRET, Bucket, s3
+from stores_bucket import Bucket, ListingReader
 from stores_writer import BASE, orders, replay
 
 import intarsia as it
 from intarsia.errors import CommitConflict
-from intarsia.storage import trial
+from intarsia.storage import azure, s3
 from intarsia.tables.parquet import ParquetTable
 
 FULL = os.environ.get("INTARSIA_STORES") == "full"
-BUILT = Path(sys.prefix) / "stores" / "bin" / "versitygw"
 ROOT = "lake/orders"
 HERE = Path(__file__).parent
-_NUMBERS = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    program = os.environ.get("INTARSIA_VERSITYGW", str(BUILT))
-    if not os.access(program, os.X_OK):
-        pytest.skip("versitygw is not built: make stores")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    data = tmp_path_factory.mktemp("gateway")
-    environment = {**os.environ, "ROOT_ACCESS_KEY": KEY, "ROOT_SECRET_KEY": SECRET}
-    command = [program, "--port", f"127.0.0.1:{port}", "posix", str(data)]
-    with subprocess.Popen(
-        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as process:
-        try:
-            ends = time.monotonic() + 60
-            while True:
-                try:
-                    socket.create_connection(("127.0.0.1", port), timeout=1).close()
-                    break
-                except OSError:
-                    assert process.poll() is None, "the server has ended"
-                    assert time.monotonic() < ends, "the server does not answer"
-                    time.sleep(0.1)
-            yield port
-        finally:
-            process.terminate()
-
-
-@pytest.fixture
-def lake(gateway: int) -> Bucket:
-    trial.forget()
-    name = f"many-{next(_NUMBERS)}"
-    opened = s3(gateway, allow_bucket_creation=True)
-    opened.create_dir(name)
-    return Bucket(gateway, name, opened)
+EVERYWHERE = pytest.mark.parametrize("lake", ["s3", "azure"], indirect=True)
 
 
 class Writers:
@@ -82,7 +39,8 @@ class Writers:
 
     def start(self, seed: int, count: int, engine: str, *, compacts: bool) -> None:
         told = self._directory / f"writer-{seed}"
-        command = [sys.executable, str(HERE / "stores_writer.py"), str(self._bucket.port)]
+        command = [sys.executable, str(HERE / "stores_writer.py"), self._bucket.kind]
+        command += [str(self._bucket.port)]
         command += [f"{self._bucket.name}/{ROOT}", str(seed), str(count), engine, "yes" if compacts else "no"]
         path = os.pathsep.join([str(HERE), *filter(None, sys.path)])
         with told.open("wb") as out, Path(f"{told}.errors").open("wb") as errors:
@@ -133,16 +91,6 @@ def _make_base(bucket: Bucket) -> None:
         it.write(orders(rows), f"{bucket.name}/{ROOT}", filesystem=bucket.opened)
 
 
-def _list_only(bucket: Bucket, client: Any) -> list[tuple[int, int]]:
-    """The rows that somebody sees who lists objects and gets each of them, knowing nothing of a log."""
-    tables = []
-    for one in client.list_objects_v2(Bucket=bucket.name, Prefix=f"{ROOT}/")["Contents"]:
-        data = client.get_object(Bucket=bucket.name, Key=one["Key"])["Body"].read()
-        tables.append(pq.read_table(pa.BufferReader(data)))
-    rows = pa.concat_tables(tables).select(["id", "v"]).to_pydict()
-    return sorted(zip(rows["id"], rows["v"], strict=True))
-
-
 def _check_history(bucket: Bucket, acknowledged: list[dict[str, Any]], before: int) -> None:
     history = _read_history(bucket)
     assert sorted(history) == list(range(1, len(history) + 1)), "a slot is missing"
@@ -157,12 +105,14 @@ def _check_history(bucket: Bucket, acknowledged: list[dict[str, Any]], before: i
         assert one["txid"] is None or history[one["version"]]["txid"] == one["txid"], "acknowledged, and lost"
 
 
+@EVERYWHERE
 def test_the_server_is_trusted_after_a_trial(lake: Bucket) -> None:
     table = ParquetTable(f"{lake.name}/{ROOT}", filesystem=lake.opened)
     assert table.try_store() is None
     assert lake.files() == []
 
 
+@EVERYWHERE
 @pytest.mark.parametrize("engine", ["arrow", "duckdb"] if FULL else ["arrow"])
 def test_writers_on_the_same_keys_are_as_one_after_the_other(
     lake: Bucket, writers: Writers, engine: str
@@ -171,29 +121,24 @@ def test_writers_on_the_same_keys_are_as_one_after_the_other(
     before = len(_read_history(lake))
     for seed in range(4 if FULL else 2):
         writers.start(seed, 15 if FULL else 4, engine, compacts=False)
-    client = botocore.session.get_session().create_client(
-        "s3",
-        region_name=REGION,
-        endpoint_url=lake.endpoint,
-        aws_access_key_id=KEY,
-        aws_secret_access_key=SECRET,
-    )
+    reader = ListingReader(lake)
     reads = 0
     while writers.are_running():
         try:
-            keys = [n for n, _ in _list_only(lake, client)]
-        except client.exceptions.NoSuchKey:  # all rows of a file were deleted, and so it is removed
+            keys = reader.read(ROOT)["id"].to_pylist()
+        except FileNotFoundError:  # all rows of a file were deleted, and so it is removed
             continue
         assert len(set(keys)) == len(keys), "a key is seen twice"
         assert set(BASE) <= set(keys), "a key is not seen"
         reads += 1
-    client.close()
+    reader.close()
     assert not writers.read_errors()
     assert reads > 2
     _check_history(lake, writers.read(), before)
     assert not [key for key in lake.files() if "/tx/" in key]
 
 
+@EVERYWHERE
 def test_writers_that_are_killed_leave_what_the_next_one_finishes(lake: Bucket, writers: Writers) -> None:
     _make_base(lake)
     before = len(_read_history(lake))
@@ -217,17 +162,15 @@ def test_writers_that_are_killed_leave_what_the_next_one_finishes(lake: Bucket, 
     _check_history(lake, writers.read(), before)
 
 
-def test_a_large_file_is_replaced_without_passing_through(
-    lake: Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from intarsia.storage import s3 as client
-
-    monkeypatch.setattr(client, "SMALL", 1000)
-    monkeypatch.setattr(client, "PART", 5 << 20)
+@EVERYWHERE
+def test_a_large_file_is_replaced_in_parts(lake: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    for client in (s3, azure):
+        monkeypatch.setattr(client, "SMALL", 1000)
+        monkeypatch.setattr(client, "PART", 5 << 20)
     target, how = f"{lake.name}/{ROOT}", {"filesystem": lake.opened}
     rows = 1_500_000
     it.write(pa.table({"id": range(rows), "v": [float(n) for n in range(rows)]}), target, **how)
-    assert lake.opened.get_file_info(f"{lake.name}/{lake.data(ROOT)[0]}").size > client.PART
+    assert lake.opened.get_file_info(f"{lake.name}/{lake.data(ROOT)[0]}").size > s3.PART
     result = it.merge(pa.table({"id": [5, rows], "v": [0.5, 0.5]}), target, on="id", **how)
     assert (result.updated, result.inserted) == (1, 1)
     assert it.snapshot(target, **how).rows == rows + 1

@@ -50,6 +50,16 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
 )
 
 
+_REFUSALS = (
+    *("ACCESS_DENIED", "AccessDenied", "INVALID_ACCESS_KEY_ID", "InvalidAccessKeyId"),
+    *("SIGNATURE_DOES_NOT_MATCH", "SignatureDoesNotMatch", "EXPIRED_TOKEN", "ExpiredToken"),
+    *("INVALID_CLIENT_TOKEN", "NoCredentialsError", "Unable to locate credentials", "CredentialUnavailable"),
+    *("AuthenticationFailed", "AuthorizationFailure", "AuthorizationPermissionMismatch"),
+    *("PERMISSION_DENIED", "UNAUTHENTICATED", "DefaultCredentialsError"),
+)
+"""In what clients of stores say where credentials are missing, wrong or expired, or allow too little."""
+
+
 def redact(text: str) -> str:
     """The text without user info in URLs, and without the values of keys, secrets, tokens and signatures.
 
@@ -147,6 +157,14 @@ def is_store_error(error: BaseException) -> bool:
     """Whether the client of a store raised an error of its own kind, which need not be an OSError."""
     root = type(error).__module__.partition(".")[0]
     return isinstance(error, Exception) and root not in ("builtins", "intarsia", "pyarrow")
+
+
+def is_refused_access(text: str) -> bool:
+    """Whether a store's message says that credentials are missing, wrong or expired, or allow too little.
+
+    PyArrow raises such errors without a number.
+    """
+    return any(sign in text for sign in _REFUSALS)
 
 
 class operation_log:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -13,6 +14,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from intarsia.common.int96 import Int96, list_duration_units, read_int96
+from intarsia.common.log import is_refused_access
 from intarsia.common.python_values import make_array, make_scalar
 from intarsia.common.schema import conform_table
 from intarsia.core.evaluate import find_hit_positions
@@ -428,6 +430,8 @@ def make_unreadable_error(file: DataFile, error: Exception) -> DamagedTable | St
     """The error for a file that cannot be read or is damaged."""
     if isinstance(error, OSError) and error.errno is not None:
         return StorageError(f"Cannot read {file.path}: {error}", errno=error.errno, path=file.path)
+    if is_refused_access(str(error)):
+        return StorageError(f"Cannot read {file.path}: {error}", errno=errno.EACCES, path=file.path)
     return DamagedTable(
         f"Cannot read {file.path}: {error}",
         path=file.path,

@@ -14,11 +14,12 @@ from contextlib import contextmanager
 from types import FrameType
 
 from intarsia import errors
-from intarsia.common.log import redact
+from intarsia.common.log import is_refused_access, redact
 from intarsia.errors import CommitConflict, EngineError, InputError, IntarsiaError, NotSupported, StorageError
 from intarsia.spark.session import active_session
 
 __all__ = [
+    "explain_refusal",
     "find_known_failure",
     "format_raised",
     "is_interrupt",
@@ -37,6 +38,11 @@ _SHIP = (
 _READ_AGAIN = (
     "a DataFrame lists its files when it is read: read it again, or keep its rows (cache, checkpoint) before"
     " they are replaced."
+)
+_BOTH_PLACES = (
+    "executors open the store with what filesystem= or storage_options= says: put the credentials there, or,"
+    " where they come from the environment (variables, profiles, the machine's role), have them on every"
+    " executor as on the driver."
 )
 _MORE_MEMORY = (
     "give executors more memory (spark.executor.memory, spark.executor.memoryOverhead; on a local session"
@@ -169,7 +175,7 @@ def find_known_failure(error: Exception, what: str) -> IntarsiaError | None:
     text = f"{type(error).__name__}: {error}"
     found = _find_python_failure(text) or _parse_own_error(text)
     if found is not None:
-        return found
+        return explain_refusal(found)
     if _contains_any(text, _STOPPED):
         return EngineError(
             f"The Spark session has been stopped: {summarize_error(error)}",
@@ -206,6 +212,13 @@ def find_known_failure(error: Exception, what: str) -> IntarsiaError | None:
             hint=_READ_AGAIN,
         )
     return None
+
+
+def explain_refusal(error: IntarsiaError) -> IntarsiaError:
+    """An error of an executor; where a store refused it, with a hint where credentials are looked for."""
+    if isinstance(error, StorageError) and is_refused_access(error.message):
+        error.hint = _BOTH_PLACES
+    return error
 
 
 def format_raised(error: IntarsiaError) -> str:

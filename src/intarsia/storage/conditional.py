@@ -7,12 +7,16 @@ afterwards decides.
 
 from __future__ import annotations
 
+import datetime as dt
 import errno
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from email.utils import parsedate_to_datetime
+from typing import Any, Protocol
+
+import pyarrow.fs as pafs
 
 from intarsia.errors import StorageError
 
@@ -78,6 +82,10 @@ class ObjectClient(Protocol):
     @property
     def endpoint(self) -> str:
         """The server, without credentials."""
+
+    @property
+    def tags_tell_bytes(self) -> bool:
+        """Whether two objects with one tag hold the same bytes; else a tag tells versions of one object."""
 
     def head(self, path: str) -> StoredObject | None: ...
 
@@ -185,6 +193,34 @@ def read_if_there(client: ObjectClient, path: str) -> bytes | None:
         if error.errno == errno.ENOENT:
             return None
         raise
+
+
+def find_inner_protocols(filesystem: pafs.FileSystem) -> tuple[Any, set[str]]:
+    """The file system of fsspec inside one of PyArrow, and its schemes; none where there is none."""
+    inner = getattr(getattr(filesystem, "handler", None), "fs", None)
+    protocol = getattr(inner, "protocol", ())
+    return inner, {protocol} if isinstance(protocol, str) else set(protocol)
+
+
+def split_path(path: str) -> tuple[str, str]:
+    """The bucket and the key."""
+    bucket, _, key = path.lstrip("/").partition("/")
+    return bucket, key
+
+
+def find_now(date: str | None) -> dt.datetime:
+    """The server's clock by the date of an answer, by which ages are told; ours where it has none."""
+    try:
+        return parsedate_to_datetime(date) if date else dt.datetime.now(dt.UTC)
+    except ValueError:
+        return dt.datetime.now(dt.UTC)
+
+
+def find_age(modified: dt.datetime, now: dt.datetime) -> float:
+    """Seconds between two times of a server."""
+    if modified.tzinfo is None:
+        modified = modified.replace(tzinfo=dt.UTC)
+    return max(0.0, (now - modified).total_seconds())
 
 
 def _resolve(send: Callable[[], None], look: Callable[[], bool | None], path: str) -> bool:

@@ -116,7 +116,7 @@ class ObjectStorage(RemoteStorage):
         left, right = self.client.head(one), self.client.head(other)
         if left is None or right is None or left.size != right.size:
             return False
-        if (
+        if self.client.tags_tell_bytes and (
             left.tag in (right.tag, right.metadata.get(STAGED_TAG))
             or left.metadata.get(STAGED_TAG) == right.tag
         ):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -16,11 +15,11 @@ import pyarrow.fs as pafs
 from intarsia.common.log import redact
 from intarsia.common.paths import redact_path, refuse_sign_in, to_path_text, with_time_limit
 from intarsia.errors import InputError, NotSupported
+from intarsia.storage import azure, gcs, s3
 from intarsia.storage.objects import ObjectStorage
 from intarsia.storage.port import Storage, as_storage_error, translate_storage_errors
 from intarsia.storage.posix import PosixStorage
 from intarsia.storage.remote import RemoteStorage
-from intarsia.storage.s3 import S3Client, Transport, find_transport
 
 _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+://")
 
@@ -104,16 +103,11 @@ def _wrap_filesystem(filesystem: Any, path: str) -> tuple[Storage, str]:
 
 def _open_remote(filesystem: pafs.FileSystem) -> Storage:
     """A store with conditional requests where there is a client for it, else one of files alone."""
-    transport = find_transport(filesystem)
-    return (
-        RemoteStorage(filesystem)
-        if transport is None
-        else ObjectStorage(filesystem, partial(_open_s3, transport))
-    )
-
-
-def _open_s3(transport: Callable[[], Transport]) -> S3Client:
-    return S3Client(transport())
+    for module in (s3, azure, gcs):
+        open_client = module.find_client(filesystem)
+        if open_client is not None:
+            return ObjectStorage(filesystem, open_client)
+    return RemoteStorage(filesystem)
 
 
 def _find_local_base(filesystem: Any) -> str | None:

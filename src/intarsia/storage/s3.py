@@ -9,8 +9,8 @@ from __future__ import annotations
 import datetime as dt
 import errno
 import functools
+import uuid
 from collections.abc import Callable, Iterator, Mapping
-from email.utils import parsedate_to_datetime
 from typing import Any, Protocol
 
 import pyarrow.fs as pafs
@@ -25,6 +25,10 @@ from intarsia.storage.conditional import (
     StoredObject,
     Unanswered,
     Upload,
+    find_age,
+    find_inner_protocols,
+    find_now,
+    split_path,
 )
 
 SMALL = 4 << 20
@@ -35,6 +39,8 @@ _PAGE = 1000
 _TIMEOUTS = {"connect_timeout": 5, "read_timeout": 60}
 _CONNECTIONS = 32
 _CONFLICTS = (409, 412)
+_SHORTEST_ROLE = 900
+"""Seconds that STS gives the credentials of a role for, at least."""
 _UNSURE_CODES = ("RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable", "OperationAborted")
 _MISSING = ("NoSuchKey", "NoSuchBucket", "NoSuchUpload", "NotFound", "404")
 
@@ -79,7 +85,10 @@ class BotocoreTransport:
             config["s3"] = {"addressing_style": "path"}
         if (proxy := settings["proxy_options"])["host"]:
             config["proxies"] = {settings["scheme"]: _make_proxy_url(proxy)}
-        self._client = botocore.session.get_session().create_client(
+        session = botocore.session.get_session()
+        if settings["role_arn"]:
+            _assume_role(session, settings)
+        self._client = session.create_client(
             "s3",
             region_name=settings["region"] or None,
             endpoint_url=custom or None,
@@ -95,6 +104,32 @@ class BotocoreTransport:
 
     def read(self, bucket: str, key: str) -> bytes:
         return bytes(self._client.get_object(Bucket=bucket, Key=key)["Body"].read())
+
+
+def _assume_role(session: Any, settings: Mapping[str, Any]) -> None:
+    """Have a session ask STS for the credentials of a role, and again before they expire, as PyArrow does."""
+    import botocore.session
+    from botocore.credentials import AssumeRoleCredentialFetcher, DeferredRefreshableCredentials
+
+    source = botocore.session.get_session()
+    own = source.get_credentials()
+    if own is None:
+        raise StorageError(
+            f"The role {settings['role_arn']} cannot be assumed: there are no credentials to do so with.",
+            errno=errno.EACCES,
+            hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile; PyArrow asks for the same",
+        )
+    more = {
+        "RoleSessionName": settings["session_name"] or f"intarsia-{uuid.uuid4().hex}",
+        "DurationSeconds": max(_SHORTEST_ROLE, settings["load_frequency"]),
+    }
+    if settings["external_id"]:
+        more["ExternalId"] = settings["external_id"]
+    region = settings["region"] or source.get_config_variable("region") or "us-east-1"
+    fetcher = AssumeRoleCredentialFetcher(
+        functools.partial(source.create_client, region_name=region), own, settings["role_arn"], more
+    )
+    session._credentials = DeferredRefreshableCredentials(fetcher.fetch_credentials, "assume-role")
 
 
 def _make_proxy_url(proxy: Mapping[str, Any]) -> str:
@@ -119,18 +154,23 @@ class FsspecTransport:
         return bytes(self._filesystem.cat_file(f"{bucket}/{key}"))
 
 
-def find_transport(filesystem: pafs.FileSystem) -> Callable[[], Transport] | None:
-    """How to send requests as a file system does; None where it is not one of S3, or cannot be followed."""
+def find_client(filesystem: pafs.FileSystem) -> Callable[[], S3Client] | None:
+    """How to open a client as a file system does; None where it is not one of S3, or cannot be followed."""
+    transport = _find_transport(filesystem)
+    return None if transport is None else functools.partial(_open_client, transport)
+
+
+def _open_client(transport: Callable[[], Transport]) -> S3Client:
+    return S3Client(transport())
+
+
+def _find_transport(filesystem: pafs.FileSystem) -> Callable[[], Transport] | None:
     if isinstance(filesystem, pafs.S3FileSystem):
         if not _has_botocore():
             return None
         _, (settings,) = filesystem.__reduce__()  # PyArrow shows its settings in this way only
-        if settings["role_arn"]:
-            return None
         return functools.partial(BotocoreTransport, settings)
-    inner = getattr(getattr(filesystem, "handler", None), "fs", None)
-    protocol = getattr(inner, "protocol", ())
-    names = {protocol} if isinstance(protocol, str) else set(protocol)
+    inner, names = find_inner_protocols(filesystem)
     if "s3" in names and hasattr(inner, "call_s3") and _has_botocore():
         return functools.partial(FsspecTransport, inner)
     return None
@@ -147,6 +187,8 @@ def _has_botocore() -> bool:
 
 class S3Client:
     """Conditional requests to S3; see :class:`intarsia.storage.conditional.ObjectClient`."""
+
+    tags_tell_bytes = True
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -167,12 +209,12 @@ class S3Client:
             path,
             int(found["ContentLength"]),
             found["ETag"],
-            _find_age(found["LastModified"], now),
+            find_age(found["LastModified"], now),
             {str(key).lower(): str(value) for key, value in found.get("Metadata", {}).items()},
         )
 
     def get(self, path: str) -> bytes:
-        bucket, key = _split(path)
+        bucket, key = split_path(path)
         return self._guard("read", path, lambda: self._transport.read(bucket, key))
 
     def list_objects(self, prefix: str, *, most: int | None = None) -> Iterator[StoredObject]:
@@ -182,14 +224,14 @@ class S3Client:
             for found in page.get("Contents", ()):
                 path = f"{bucket}/{found['Key']}"
                 yield StoredObject(
-                    path, int(found["Size"]), found["ETag"], _find_age(found["LastModified"], now)
+                    path, int(found["Size"]), found["ETag"], find_age(found["LastModified"], now)
                 )
             if most is not None:
                 return
 
     def list_names(self, directory: str) -> list[str]:
         prefix = f"{directory}/"
-        start = len(_split(prefix)[1])
+        start = len(split_path(prefix)[1])
         names: set[str] = set()
         for page in self._iterate_pages(prefix, Delimiter="/"):
             names.update(found["Key"][start:] for found in page.get("Contents", ()))
@@ -197,7 +239,7 @@ class S3Client:
         return sorted(names - {""})
 
     def _iterate_pages(self, prefix: str, **arguments: Any) -> Iterator[dict[str, Any]]:
-        bucket, start = _split(prefix)
+        bucket, start = split_path(prefix)
         while True:
             page = self._guard(
                 "list",
@@ -278,7 +320,7 @@ class S3Client:
                 raise
 
     def list_uploads(self, prefix: str) -> list[Upload]:
-        bucket, start = _split(prefix)
+        bucket, start = split_path(prefix)
         found = self._guard(
             "list",
             prefix,
@@ -286,7 +328,7 @@ class S3Client:
         )
         now = _find_now(found)
         return [
-            Upload(f"{bucket}/{one['Key']}", one["UploadId"], _find_age(one["Initiated"], now))
+            Upload(f"{bucket}/{one['Key']}", one["UploadId"], find_age(one["Initiated"], now))
             for one in found.get("Uploads") or ()
         ]
 
@@ -298,7 +340,7 @@ class S3Client:
                 raise
 
     def _send(self, method: str, path: str, **arguments: Any) -> dict[str, Any]:
-        bucket, key = _split(path)
+        bucket, key = split_path(path)
         action = method.partition("_")[0]
         return self._guard(
             action, path, lambda: self._transport.call(method, Bucket=bucket, Key=key, **arguments)
@@ -324,28 +366,12 @@ def _make_condition(condition: Condition) -> dict[str, str]:
 
 
 def _make_source(source: StoredObject) -> dict[str, str]:
-    bucket, key = _split(source.path)
+    bucket, key = split_path(source.path)
     return {"Bucket": bucket, "Key": key}
 
 
-def _split(path: str) -> tuple[str, str]:
-    bucket, _, key = path.lstrip("/").partition("/")
-    return bucket, key
-
-
 def _find_now(answer: Mapping[str, Any]) -> dt.datetime:
-    """The server's clock, by which ages are reckoned; ours where it does not tell."""
-    text = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
-    try:
-        return parsedate_to_datetime(text) if text else dt.datetime.now(dt.UTC)
-    except ValueError:
-        return dt.datetime.now(dt.UTC)
-
-
-def _find_age(modified: dt.datetime, now: dt.datetime) -> float:
-    if modified.tzinfo is None:
-        modified = modified.replace(tzinfo=dt.UTC)
-    return max(0.0, (now - modified).total_seconds())
+    return find_now(answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date"))
 
 
 def _translate(error: Exception, action: str, path: str) -> Exception:

@@ -117,7 +117,7 @@ def _try_swap(client: ObjectClient, path: str) -> str | None:
 
 
 def _try_large(client: ObjectClient, path: str) -> str | None:
-    """The way of large files: a multipart upload, completed under a condition."""
+    """The way of large files: a copy within the store that is completed under a condition."""
     client.put(f"{path}-source", b"new")
     client.put(path, b"1")
     source, stale = _find(client, f"{path}-source"), _find(client, path).tag
@@ -127,13 +127,13 @@ def _try_large(client: ObjectClient, path: str) -> str | None:
         return _is_done(lambda: client.complete_large_copy(source, target, condition, {"tried": "1"}))
 
     if complete(path, IfMatch(stale)) or client.get(path) != b"2":
-        return "If-Match is ignored where a multipart upload is completed"
+        return "If-Match is ignored where a large object is copied"
     if complete(path, IfAbsent()) or client.get(path) != b"2":
-        return "If-None-Match is ignored where a multipart upload is completed"
+        return "If-None-Match is ignored where a large object is copied"
     if not complete(path, IfMatch(_find(client, path).tag)) or client.get(path) != b"new":
-        return "a multipart upload cannot be completed under a condition that is met"
+        return "a large object cannot be copied under a condition that is met"
     if _find(client, path).metadata.get("tried") != "1":
-        return "the metadata of a multipart upload are lost"
+        return "the metadata of a large object are lost"
     return None
 
 

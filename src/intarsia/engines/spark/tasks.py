@@ -24,6 +24,7 @@ from pyspark import cloudpickle
 
 from intarsia.errors import IntarsiaError, StorageError
 from intarsia.spark.collect import collect
+from intarsia.spark.errors import explain_refusal
 
 J = TypeVar("J")
 R = TypeVar("R")
@@ -168,7 +169,7 @@ def _check_errors(rows: pa.Table) -> pa.Table:
     """The rows, unless one of them is an error."""
     failed = [(job, payload) for job, ok, payload in zip(*rows.to_pydict().values(), strict=True) if not ok]
     if failed:
-        raise deserialize(min(failed)[1])
+        raise explain_refusal(deserialize(min(failed)[1]))
     return rows
 
 

@@ -166,7 +166,7 @@ class ParquetTable:
                 f"Other writers of {self._path} go by conditional requests, which are not possible here."
                 f" {failure}",
                 path=self._path,
-                hint="pip install 'intarsia[s3]', and open the store in the same way everywhere",
+                hint="install the extra of the store (s3, gcs, azure), and open it in one way everywhere",
             )
 
     @property
@@ -551,12 +551,14 @@ class ParquetTransaction:
         )
 
 
+_EXTRAS = {pafs.S3FileSystem: "s3", pafs.AzureFileSystem: "azure", pafs.GcsFileSystem: "gcs"}
+"""What brings the client for conditional requests of a file system of PyArrow."""
+
+
 def _describe_missing(storage: Storage) -> str:
-    if isinstance(storage.filesystem, pafs.S3FileSystem):
-        return (
-            "Conditional requests to S3 need botocore (pip install 'intarsia[s3]'), and credentials without"
-            " a role to assume."
-        )
+    extra = _EXTRAS.get(type(storage.filesystem))
+    if extra is not None:
+        return f"Conditional requests to it need a client (pip install 'intarsia[{extra}]')."
     return "It has no atomic rename, and no conditional requests that are known here."
 
 

@@ -1,0 +1,93 @@
+"""Servers of object stores, on this machine, in processes of their own; built by ``make stores``."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from stores_bucket import ACCOUNT, ACCOUNT_KEY, KEY, SECRET
+
+BUILT = Path(sys.prefix) / "stores"
+SECONDS = 60
+
+
+def find_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def running(command: Sequence[str], port: int, environment: Mapping[str, str] = {}) -> Iterator[int]:
+    """A server that answers at a port, as long as the block runs."""
+    with subprocess.Popen(
+        command,
+        env={**os.environ, **environment},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        try:
+            ends = time.monotonic() + SECONDS
+            while True:
+                try:
+                    socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                    break
+                except OSError:
+                    assert process.poll() is None, "the server has ended"
+                    assert time.monotonic() < ends, "the server does not answer"
+                    time.sleep(0.1)
+            yield port
+        finally:
+            process.terminate()
+
+
+def _find(program: str) -> str:
+    path = os.environ.get(f"INTARSIA_{program.upper().replace('-', '_')}", str(BUILT / "bin" / program))
+    if not os.access(path, os.R_OK):
+        pytest.skip(f"{program} is not built: make stores")
+    return path
+
+
+@contextmanager
+def run_versitygw(data: Path) -> Iterator[int]:
+    program, port = _find("versitygw"), find_port()
+    environment = {"ROOT_ACCESS_KEY": KEY, "ROOT_SECRET_KEY": SECRET}
+    with running([program, "--port", f"127.0.0.1:{port}", "posix", str(data)], port, environment):
+        yield port
+
+
+@contextmanager
+def run_azurite() -> Iterator[int]:
+    program, node, port = _find("azurite-blob"), shutil.which("node"), find_port()
+    if node is None:
+        pytest.skip("Azurite needs Node.js")
+    # In memory, so that it leaves nothing; without a word to anybody; for any version of the protocol.
+    command = [node, program, "--silent", "--disableTelemetry", "--inMemoryPersistence"]
+    command += ["--skipApiVersionCheck", "--blobHost", "127.0.0.1", "--blobPort", str(port)]
+    with running(command, port, {"AZURITE_ACCOUNTS": f"{ACCOUNT}:{ACCOUNT_KEY}"}):
+        yield port
+
+
+@contextmanager
+def run_fake_gcs() -> Iterator[int]:
+    program, port = _find("fake-gcs-server"), find_port()
+    command = [program, "-backend", "memory", "-scheme", "http", "-host", "127.0.0.1", "-port", str(port)]
+    command += ["-public-host", f"127.0.0.1:{port}", "-external-url", f"http://127.0.0.1:{port}"]
+    with running(command, port):
+        yield port
+
+
+@contextmanager
+def run_toxiproxy() -> Iterator[int]:
+    """The port at which it is told what to do."""
+    program, port = _find("toxiproxy-server"), find_port()
+    with running([program, "-host", "127.0.0.1", "-port", str(port)], port):
+        yield port
