@@ -16,6 +16,7 @@ import pytest
 from intarsia import pipeline
 from intarsia.errors import EngineError, InputError
 from tests.kafka.broker import LOGIN, PASSWORD, KafkaBroker, Topics
+from tests.kafka.certificates import KEY_PASSWORD, TRUST_PASSWORD
 
 FILE = """
 name = "web"
@@ -151,6 +152,52 @@ def test_a_password_is_used_and_shown_nowhere(
     written = [file for file in tmp_path.rglob("*") if file.is_file()]
     assert any(file.name == "lineage.jsonl" for file in written)
     assert [str(file) for file in written if PASSWORD.encode() in file.read_bytes()] == []
+
+
+TLS_MISTAKES = {
+    "another authority": ({"kafka.ssl.truststore.location": "other.p12"}, "SSL handshake failed"),
+    "wrong password of the trust store": ({"kafka.ssl.truststore.password": "x-hunter2-of-me"}, "password"),
+    "wrong password of the key": ({"kafka.ssl.keystore.password": "x-hunter2-of-me"}, "password"),
+    "no such store": ({"kafka.ssl.truststore.location": "none.p12"}, "none.p12"),
+}
+
+
+def test_tls_with_certificates_of_both_sides_is_read_and_no_password_is_shown(
+    tmp_path: Path, session: Any, topics: Topics, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "intarsia")
+    topics.make("sealed")
+    topics.send("sealed", click(1, "/a"))
+    room = topics.broker.room / "tls"
+    web = Web(tmp_path, session, topics.broker.tls_servers, "sealed")
+    sealed = {
+        "kafka.security.protocol": "SSL",
+        "kafka.ssl.truststore.type": "PKCS12",
+        "kafka.ssl.truststore.location": room / "trust.p12",
+        "kafka.ssl.truststore.password": TRUST_PASSWORD,
+        "kafka.ssl.keystore.type": "PKCS12",
+        "kafka.ssl.keystore.location": room / "client.p12",
+        "kafka.ssl.keystore.password": KEY_PASSWORD,
+        "kafka.ssl.key.password": KEY_PASSWORD,
+    }
+    web.options |= sealed
+    refused = []
+    for mistake, told in TLS_MISTAKES.values():
+        wrong = {name: room / value if "location" in name else value for name, value in mistake.items()}
+        web.options |= wrong
+        with pytest.raises(InputError, match=r"web.toml, \[sources.messages\] stream: Kafka at") as caught:
+            web.run()
+        refused.append((told, str(caught.value), caught.value.hint))
+        web.options |= sealed
+    assert [one for one in refused if one[0] not in one[1] or "hunter2" in str(one)] == []
+    assert not (tmp_path / "lake").exists()
+    assert web.batches() == 1
+    assert web.rows() == [(1, "/a")]
+    topics.send("sealed", click(2, "/b"))
+    assert web.batches() == 1
+    assert [one.name for one in caplog.records if "hunter2" in one.getMessage()] == []
+    written = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert [str(file) for file in written if b"hunter2" in file.read_bytes()] == []
 
 
 def test_a_topic_that_was_made_again_is_not_taken_for_the_one_before(

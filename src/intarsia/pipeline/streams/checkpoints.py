@@ -24,13 +24,14 @@ __all__ = [
     "Checkpoint",
     "choose_directory",
     "find_new_files",
-    "finish_refresh",
+    "finish_checkpoint",
     "has_content",
     "has_started",
     "has_written",
     "make_checkpoint",
     "read_checkpoint",
     "read_checks",
+    "read_offsets",
     "read_results",
     "write_checkpoint",
 ]
@@ -62,8 +63,8 @@ class Checkpoint:
     """What identifies the streams that the query reads, in its order."""
     code: str = ""
     """A digest of the query or function, where it reads several streams: Spark knows them by their order."""
-    topics: tuple[Mapping[str, str], ...] = ()
-    """Of Kafka, where it is known, of each stream: the ids of its topics, by name."""
+    records: tuple[Mapping[str, Any], ...] = ()
+    """Of Kafka, where it is known, of each stream: digests of the last messages that were taken."""
     refreshing: bool = False
     """Whether a full refresh made it that has not come to its end."""
 
@@ -94,15 +95,12 @@ def make_checkpoint(
     step_id: str,
     target: str,
     streams: Sequence[Mapping[str, Any]],
-    topics: Sequence[Mapping[str, str]] = (),
     code: str = "",
 ) -> Checkpoint:
     """A checkpoint that has not been written, with an ``app_id`` that no other has had."""
     number = uuid.uuid4().hex[:12]
     app_id = f"{step_id}/{number}"
-    return Checkpoint(
-        str(directory), number, app_id, pipeline, step, target, tuple(streams), code, tuple(topics)
-    )
+    return Checkpoint(str(directory), number, app_id, pipeline, step, target, tuple(streams), code)
 
 
 def read_checkpoint(directory: Path) -> Checkpoint | None:
@@ -133,9 +131,10 @@ def read_checkpoint(directory: Path) -> Checkpoint | None:
         raw = json.loads(data)
         if raw.pop("version") != _VERSION:
             raise ValueError("another version")
+        raw.pop("topics", None)  # ids, by which topics were known before 0.1
         return Checkpoint(
             directory=str(directory),
-            **raw | {name: tuple(raw.get(name, ())) for name in ("streams", "topics")},
+            **raw | {name: tuple(raw.get(name, ())) for name in ("streams", "records")},
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DamagedTable(
@@ -155,10 +154,10 @@ def write_checkpoint(checkpoint: Checkpoint) -> None:
             shutil.rmtree(other, ignore_errors=True)
 
 
-def finish_refresh(checkpoint: Checkpoint) -> None:
-    """Note that a full refresh came to its end."""
-    if checkpoint.refreshing:
-        write_checkpoint(replace(checkpoint, refreshing=False))
+def finish_checkpoint(checkpoint: Checkpoint, records: Sequence[Mapping[str, Any]]) -> None:
+    """Note that a query, and with it a full refresh, came to its end, and which messages were its last."""
+    if checkpoint.refreshing or tuple(records) != checkpoint.records:
+        write_checkpoint(replace(checkpoint, refreshing=False, records=tuple(records)))
 
 
 def has_content(directory: Path) -> bool:
@@ -208,6 +207,17 @@ def _is_settled(location: Path) -> bool:
         return bool(json.loads(lines[-1])["logOffset"] == (-1 if listed is None else listed))
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return False
+
+
+def read_offsets(checkpoint: Checkpoint) -> list[Any]:
+    """Up to where finished batches have taken the streams, as Spark writes it of each; empty for none."""
+    location = Path(checkpoint.location)
+    done = _find_last(location / "commits")
+    try:
+        lines = (location / "offsets" / str(done)).read_text("utf-8").splitlines()
+        return [json.loads(line) for line in lines[2:] if line != "-"]
+    except (OSError, ValueError):
+        return []
 
 
 def _find_last(directory: Path) -> int | None:
