@@ -293,7 +293,6 @@ class Topics:
 
     def __init__(self, broker: KafkaBroker, session: Any) -> None:
         self.broker, self.session, self._jvm = broker, session, session._jvm
-        self._loader = self._jvm.java.lang.Thread.currentThread().getContextClassLoader()
         settings = self._jvm.java.util.Properties()
         settings.put("bootstrap.servers", broker.servers)
         self._admin = self._jvm.org.apache.kafka.clients.admin.Admin.create(settings)
@@ -311,10 +310,13 @@ class Topics:
 
     def prune(self, name: str, before: int) -> None:
         """Remove the messages of partition 0 below an offset, as the topic's retention does."""
-        # A query that fails leaves the thread with another loader, which does not have the session's jars.
-        self._jvm.java.lang.Thread.currentThread().setContextClassLoader(self._loader)
+        from py4j.java_gateway import JavaMember
+        from py4j.protocol import STATIC_PREFIX
+
         asked = self._jvm.java.util.HashMap()
-        below = self._jvm.org.apache.kafka.clients.admin.RecordsToDelete.beforeOffset(before)
+        # Said to be static: where a class has both, py4j looks at whichever method Java lists first.
+        name_of_class = f"{STATIC_PREFIX}org.apache.kafka.clients.admin.RecordsToDelete"
+        below = JavaMember("beforeOffset", None, name_of_class, self._jvm._gateway_client)(before)
         asked.put(self._jvm.org.apache.kafka.common.TopicPartition(name, 0), below)
         self._admin.deleteRecords(asked).all().get()
 

@@ -62,6 +62,17 @@ _TIMED_OUT = re.compile(r"org\.apache\.kafka\S*TimeoutException")
 _AFTER_END = re.compile(
     r"start offset \d+ is greater than the resolved end offset \d+ for topic (\S+) partition"
 )
+_NO_STORE = re.compile(r"Failed to load SSL keystore (.+?) of type")
+_NO_TLS = re.compile(r"SSL handshake failed|SslAuthenticationException")
+_SECRET = re.compile(r"password|secret|jaas|token|credential|certificate|\.key$")
+_EXPLAINED = 'correct the options that begin with "kafka.", such as kafka.security.protocol.'
+_STORE_EXPLAINED = (
+    "check that the file is there, and its password and type: kafka.ssl.truststore.* or .keystore.*."
+)
+_TLS_EXPLAINED = (
+    "kafka.ssl.truststore.* must have the authority of the broker's certificate, kafka.ssl.keystore.* a"
+    " certificate that the broker accepts where it asks for one."
+)
 _OTHER_PARTITIONS = re.compile(r"Specified: \w*Set\((.*?)\) Assigned: \w*Set\((.*?)\)")
 _FROM_JSON = "read it in a query: from_json(cast(value as string), 'id bigint, ...')."
 _LOST = ("may have been lost because they are not available in Kafka", "KAFKA_DATA_LOSS")
@@ -323,10 +334,22 @@ def _translate_answers(stream: Stream) -> Iterator[None]:
         where = f" at {_fold_options(stream)[SERVERS]}"
         if _TIMED_OUT.search(str(error)):
             raise _make_unreachable(where, error) from error
-        raise InputError(
-            f"Kafka{where} cannot be read: {summarize_error(error)}",
-            hint='correct the options that begin with "kafka.", such as kafka.security.protocol.',
-        ) from error
+        said, hint = _hide_values(stream, summarize_error(error)), _EXPLAINED
+        store = _NO_STORE.search(str(error))
+        if store is not None:
+            said, hint = f"the store {store[1]} cannot be opened: {said}", _STORE_EXPLAINED
+        elif _NO_TLS.search(str(error)):
+            said, hint = f"TLS with it failed: {said}", _TLS_EXPLAINED
+        raise InputError(f"Kafka{where} cannot be read: {said}", hint=hint) from error
+
+
+def _hide_values(stream: Stream, said: str) -> str:
+    """A text without the values of options that are secret, though Kafka does not write them itself."""
+    secrets = [value for name, value in _fold_options(stream).items() if _SECRET.search(name)]
+    secrets += [part for value in secrets for part in re.findall(r'"([^"]+)"', value)]
+    for value in sorted(secrets, key=len, reverse=True):
+        said = said.replace(value, "***") if len(value) > 3 else said
+    return said
 
 
 def _make_unreachable(where: str, error: BaseException) -> EngineError:
