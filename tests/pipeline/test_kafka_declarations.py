@@ -167,3 +167,17 @@ def test_offsets_of_finished_batches_are_those_of_the_stream_that_reads_the_topi
     assert share_offsets(streams, found) == ({}, {"views-1": {"0": 7, "1": 0}}, {"clicks": {"0": 8}})
     both = pipeline.Stream("kafka", options={"assign": '{"clicks": [0]}'})
     assert share_offsets([*streams, both], found)[2:] == ({}, {}), "the clicks of two clusters"
+
+
+def test_what_a_killed_run_has_left_of_a_checkpoint_is_none_and_is_removed(tmp_path: Path) -> None:
+    draft = tmp_path / ".intarsia.json.123.part"
+    draft.write_text("{")
+    assert read_checkpoint(tmp_path) is None
+    write_checkpoint(
+        make_checkpoint(tmp_path, pipeline="p", step="s", step_id="p/s", target="t", streams=[{}])
+    )
+    assert not draft.exists()
+    draft.write_text("{")
+    (tmp_path / "intarsia.json").rename(tmp_path / "metadata")
+    with pytest.raises(InputError, match="it belongs to another query"):
+        read_checkpoint(tmp_path)

@@ -113,7 +113,7 @@ def read_checkpoint(directory: Path) -> Checkpoint | None:
     try:
         data = (directory / _FILE).read_bytes()
     except FileNotFoundError:
-        if has_content(directory):
+        if set(_list_directory(directory)) - set(_list_drafts(directory)):
             raise InputError(
                 f"The checkpoint directory {directory} is not empty, and no pipeline has made it: it belongs"
                 " to another query.",
@@ -149,6 +149,8 @@ def write_checkpoint(checkpoint: Checkpoint) -> None:
     directory = Path(checkpoint.directory)
     plain = {name: value for name, value in asdict(checkpoint).items() if name != "directory"}
     write_atomically(directory / _FILE, json.dumps({"version": _VERSION, **plain}, indent=1).encode() + b"\n")
+    for draft in _list_drafts(directory):
+        (directory / draft).unlink(missing_ok=True)
     for other in directory.iterdir():
         if other.is_dir() and other.name not in (checkpoint.id, _RESULTS):
             shutil.rmtree(other, ignore_errors=True)
@@ -162,10 +164,20 @@ def finish_checkpoint(checkpoint: Checkpoint, records: Sequence[Mapping[str, Any
 
 def has_content(directory: Path) -> bool:
     """Whether there is anything in a directory."""
+    return bool(_list_directory(directory))
+
+
+def _list_directory(directory: Path) -> list[str]:
+    """The names in a directory; none where there is no directory."""
     try:
-        return bool(os.listdir(directory))
+        return os.listdir(directory)
     except (FileNotFoundError, NotADirectoryError):
-        return False
+        return []
+
+
+def _list_drafts(directory: Path) -> list[str]:
+    """What runs that were killed while they wrote a checkpoint's own file have left."""
+    return [name for name in _list_directory(directory) if name.startswith(f".{_FILE}.")]
 
 
 def has_written(checkpoint: Checkpoint) -> bool:
