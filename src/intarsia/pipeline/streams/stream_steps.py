@@ -21,7 +21,7 @@ from intarsia.pipeline.quality.conditions import check_columns
 from intarsia.pipeline.quality.guards import list_guards
 from intarsia.pipeline.quality.references import mark_found, parse_references
 from intarsia.pipeline.reports.report import StepReport
-from intarsia.pipeline.state.run_state import RunState, read_batch
+from intarsia.pipeline.state.run_state import RunState
 from intarsia.pipeline.steps import make_batch_arguments
 from intarsia.pipeline.streams.batches import (
     BatchGate,
@@ -162,21 +162,12 @@ def _complete_guard(report: StepReport, run_state: RunState, outcome: StreamOutc
 def _complete(
     step: Merge | Write, run_state: RunState, report: StepReport, outcome: StreamOutcome
 ) -> StepReport:
-    target = require(step.target)
-    last = run_state.resources.get_table(target).last_commits().get(outcome.app_id)
-    committed = 0 if last is None else read_batch(last) + 1  # they are counted from 0
-    memory = run_state.state.get_step(step.name)
-    known = max(one.commits.get(outcome.app_id, 0) for one in run_state.state.steps.values())  # or renamed
-    if outcome.result is None and committed <= known:
-        return report
-    start = f"{run_state.make_step_id(step.name)}/"
-    memory.commits = {name: one for name, one in memory.commits.items() if not name.startswith(start)}
-    memory.commits[outcome.app_id] = committed
-    run_state.forget(target)
-    run_state.note(step, None, changed=outcome.result is None or outcome.result.changed)
-    done = replace(report, status="done", after=run_state.get_snapshot(target))
     if outcome.result is None:
-        return replace(done, notes=(*done.notes, "a run that ended early has committed the last batches"))
+        return report
+    target = require(step.target)
+    run_state.forget(target)
+    run_state.note(step, None, changed=outcome.result.changed)
+    done = replace(report, status="done", after=run_state.get_snapshot(target))
     return _add_result(done, outcome.result)
 
 
@@ -206,8 +197,6 @@ class StreamOutcome:
     """What one run of a stream step did."""
 
     notes: tuple[str, ...]
-    app_id: str
-    """The id under which batches are committed."""
     batches: int = 0
     result: MergeResult | None = None
     """None where there was nothing new."""
@@ -242,7 +231,7 @@ class StreamStep:
         checkpoint, note = resolve_checkpoint(self.run_state, self.step)
         notes = tuple(filter(None, (note,)))
         if self.run_state.stop.is_set() or self._find_new_files(checkpoint) == []:
-            return StreamOutcome((*notes, "there is nothing new"), checkpoint.app_id)
+            return StreamOutcome((*notes, "there is nothing new"))
         frame = self._read_frame()
         guards = tuple(self._make_guards(checkpoint))
         frame = self._look_up_keys(frame, guards)
@@ -262,9 +251,9 @@ class StreamStep:
         finish_checkpoint(checkpoint, self._read_last_records(checkpoint) if raw else checkpoint.records)
         result = combine_results(raw)
         if result is None:
-            return StreamOutcome((*notes, "there is nothing new"), checkpoint.app_id)
+            return StreamOutcome((*notes, "there is nothing new"))
         told, checks = _describe_batches(raw, result), tuple(read_checks(checkpoint))
-        return StreamOutcome((told, *notes, *left_out), checkpoint.app_id, len(raw), result, checks)
+        return StreamOutcome((told, *notes, *left_out), len(raw), result, checks)
 
     def _find_new_files(self, checkpoint: Checkpoint) -> list[str] | None:
         names = find_streams(self.run_state, self.step)
