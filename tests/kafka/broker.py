@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cross.jars import Jar, NoJars, fetched, java, pyspark_jars
+from tests.kafka.certificates import write_stores
 
 PASSWORD = "hunter2-of-kafka"
 LOGIN = (
@@ -214,9 +215,15 @@ SETTINGS = """
 process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller}
-listeners=PLAIN://127.0.0.1:{plain},LOGIN://127.0.0.1:{login},CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=PLAIN://127.0.0.1:{plain},LOGIN://127.0.0.1:{login}
-listener.security.protocol.map=PLAIN:PLAINTEXT,LOGIN:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT
+listeners=PLAIN://127.0.0.1:{plain},LOGIN://127.0.0.1:{login},TLS://127.0.0.1:{tls},\\
+  CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAIN://127.0.0.1:{plain},LOGIN://127.0.0.1:{login},TLS://127.0.0.1:{tls}
+listener.security.protocol.map=PLAIN:PLAINTEXT,LOGIN:SASL_PLAINTEXT,TLS:SSL,CONTROLLER:PLAINTEXT
+listener.name.tls.ssl.client.auth=required
+listener.name.tls.ssl.keystore.type=PEM
+listener.name.tls.ssl.keystore.location={tls_room}/broker.pem
+listener.name.tls.ssl.truststore.type=PEM
+listener.name.tls.ssl.truststore.location={tls_room}/authority.pem
 listener.name.login.sasl.enabled.mechanisms=PLAIN
 listener.name.login.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule \\
   required user_shop="{password}";
@@ -233,7 +240,7 @@ class KafkaBroker:
 
     def __init__(self, room: Path) -> None:
         self.room = room
-        self.ports = dict(zip(("plain", "login", "controller"), _find_ports(3), strict=True))
+        self.ports = dict(zip(("plain", "login", "tls", "controller"), _find_ports(4), strict=True))
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -245,12 +252,20 @@ class KafkaBroker:
         """The listener that asks for a name and a password."""
         return f"127.0.0.1:{self.ports['login']}"
 
+    @property
+    def tls_servers(self) -> str:
+        """The listener with TLS, which asks for a certificate; the files for it are in ``room / "tls"``."""
+        return f"127.0.0.1:{self.ports['tls']}"
+
     def start(self) -> None:
         """Raises NoJars where the jars cannot be had, or the broker does not start."""
         beside = [jar for name in BESIDE for jar in pyspark_jars().glob(f"{name}.jar")]
         classes = ":".join(map(str, (*fetched(BROKER_JARS), *beside)))
         settings = self.room / "server.properties"
-        settings.write_text(SETTINGS.format(room=self.room, password=PASSWORD, **self.ports))
+        write_stores(self.room / "tls")
+        settings.write_text(
+            SETTINGS.format(room=self.room, tls_room=self.room / "tls", password=PASSWORD, **self.ports)
+        )
         number = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         command = [java(), "-Xmx256m", "-cp", classes]
         tool = [*command, "kafka.tools.StorageTool", "format", "-t", number, "-c", str(settings)]
@@ -295,8 +310,13 @@ class Topics:
 
     def prune(self, name: str, before: int) -> None:
         """Remove the messages of partition 0 below an offset, as the topic's retention does."""
+        from py4j.java_gateway import JavaMember
+        from py4j.protocol import STATIC_PREFIX
+
         asked = self._jvm.java.util.HashMap()
-        below = self._jvm.org.apache.kafka.clients.admin.RecordsToDelete.beforeOffset(before)
+        # Said to be static: where a class has both, py4j looks at whichever method Java lists first.
+        name_of_class = f"{STATIC_PREFIX}org.apache.kafka.clients.admin.RecordsToDelete"
+        below = JavaMember("beforeOffset", None, name_of_class, self._jvm._gateway_client)(before)
         asked.put(self._jvm.org.apache.kafka.common.TopicPartition(name, 0), below)
         self._admin.deleteRecords(asked).all().get()
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +20,11 @@ import pytest
 
 from intarsia import pipeline
 from intarsia.errors import EngineError, InputError
-from tests.kafka.broker import LOGIN, PASSWORD, KafkaBroker, Topics
+from tests.cross.jars import fetched
+from tests.kafka.broker import LOGIN, PASSWORD, SPARK_JARS, KafkaBroker, Topics
+from tests.kafka.certificates import KEY_PASSWORD, TRUST_PASSWORD
 
+SERVER = Path(__file__).parents[1] / "spark" / "connect_server.py"
 FILE = """
 name = "web"
 
@@ -153,6 +161,61 @@ def test_a_password_is_used_and_shown_nowhere(
     assert [str(file) for file in written if PASSWORD.encode() in file.read_bytes()] == []
 
 
+TLS_MISTAKES = {
+    "another authority": (
+        {"kafka.ssl.truststore.location": "other.p12"},
+        "TLS with it failed: ",
+    ),
+    "wrong password of the trust store": (
+        {"kafka.ssl.truststore.password": "x-hunter2-of-me"},
+        "trust.p12 cannot be opened",
+    ),
+    "wrong password of the key": (
+        {"kafka.ssl.keystore.password": "x-hunter2-of-me"},
+        "client.p12 cannot be opened",
+    ),
+    "no such store": ({"kafka.ssl.truststore.location": "none.p12"}, "none.p12 cannot be opened"),
+}
+
+
+def test_tls_with_certificates_of_both_sides_is_read_and_no_password_is_shown(
+    tmp_path: Path, session: Any, topics: Topics, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "intarsia")
+    topics.make("sealed")
+    topics.send("sealed", click(1, "/a"))
+    room = topics.broker.room / "tls"
+    web = Web(tmp_path, session, topics.broker.tls_servers, "sealed")
+    sealed = {
+        "kafka.security.protocol": "SSL",
+        "kafka.ssl.truststore.type": "PKCS12",
+        "kafka.ssl.truststore.location": room / "trust.p12",
+        "kafka.ssl.truststore.password": TRUST_PASSWORD,
+        "kafka.ssl.keystore.type": "PKCS12",
+        "kafka.ssl.keystore.location": room / "client.p12",
+        "kafka.ssl.keystore.password": KEY_PASSWORD,
+        "kafka.ssl.key.password": KEY_PASSWORD,
+    }
+    web.options |= sealed
+    refused = []
+    for mistake, told in TLS_MISTAKES.values():
+        wrong = {name: room / value if "location" in name else value for name, value in mistake.items()}
+        web.options |= wrong
+        with pytest.raises(InputError, match=r"web.toml, \[sources.messages\] stream: Kafka at") as caught:
+            web.run()
+        refused.append((told, str(caught.value), caught.value.hint))
+        web.options |= sealed
+    assert [one for one in refused if one[0] not in one[1] or "hunter2" in str(one)] == []
+    assert not (tmp_path / "lake").exists()
+    assert web.batches() == 1
+    assert web.rows() == [(1, "/a")]
+    topics.send("sealed", click(2, "/b"))
+    assert web.batches() == 1
+    assert [one.name for one in caplog.records if "hunter2" in one.getMessage()] == []
+    written = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert [str(file) for file in written if b"hunter2" in file.read_bytes()] == []
+
+
 def test_a_topic_that_was_made_again_is_not_taken_for_the_one_before(
     tmp_path: Path, session: Any, topics: Topics
 ) -> None:
@@ -175,6 +238,37 @@ def test_a_topic_that_was_made_again_is_not_taken_for_the_one_before(
     web.batches(full_refresh=True)
     assert web.rows() == [(1, "/a"), (2, "/new"), (3, "/c")]
     assert web.batches() == 0
+
+
+def test_a_topic_that_was_made_again_is_told_where_it_is_shorter_or_has_fewer_partitions(
+    tmp_path: Path, session: Any, topics: Topics
+) -> None:
+    topics.make("shorter", 2)
+    topics.send("shorter", *(click(number, "/a") for number in range(20)))  # of one key, so in one partition
+    web = Web(tmp_path, session, topics.broker.servers, "shorter")
+    web.options["failOnDataLoss"] = "false"  # which is about messages, not about another topic
+    web.batches()
+    for partitions in (2, 1):
+        topics.remove("shorter")
+        topics.make("shorter", partitions)
+        topics.send("shorter", click(30, "/b"))
+        with pytest.raises(InputError, match="the topic 'shorter' was deleted and made again"):
+            web.run()
+    assert len(web.rows()) == 20
+
+
+def test_a_topic_whose_known_messages_are_gone_is_gone_on_with(
+    tmp_path: Path, session: Any, topics: Topics
+) -> None:
+    topics.make("aged")
+    topics.send("aged", click(1, "/a"), click(2, "/b"))
+    web = Web(tmp_path, session, topics.broker.servers, "aged")
+    web.batches()
+    topics.prune("aged", before=2)
+    assert web.batches() == 0
+    topics.send("aged", click(3, "/c"))
+    assert web.batches() == 1
+    assert web.rows() == [(1, "/a"), (2, "/b"), (3, "/c")]
 
 
 def test_messages_that_are_gone_before_a_batch_took_them_are_told(
@@ -210,6 +304,69 @@ def test_a_topic_or_a_broker_that_is_not_there_is_told_before_anything_is_writte
     assert time.monotonic() - begun < 30
     assert not (tmp_path / "lake").exists()
     assert not list(tmp_path.rglob("*.checkpoints"))  # a topic that is corrected is not that of another query
+
+
+@contextmanager
+def serve(room: Path) -> Iterator[str]:
+    """The URL of a Spark Connect server that can read Kafka."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    settings = {"spark.jars": ",".join(map(str, fetched(SPARK_JARS))), "spark.driver.memory": "512m"}
+    command = [sys.executable, str(SERVER), str(port), "local[1]", json.dumps(settings)]
+    with (
+        open(room / "server.log", "wb") as log,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            cwd=room,
+            start_new_session=True,
+        ) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n", (room / "server.log").read_text()[-3000:]
+            yield f"sc://127.0.0.1:{port}"
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)  # with its JVM
+
+
+@pytest.mark.timeout(1200)
+def test_on_spark_connect_topics_are_told_apart_and_mistakes_are_told(tmp_path: Path, topics: Topics) -> None:
+    pytest.importorskip("grpc", reason="pyspark has no Spark Connect here")
+    topics.make("remote")
+    topics.send("remote", click(1, "/a"), click(2, "/b"))
+    with serve(tmp_path) as url:
+
+        def run(topic: str, servers: str, told: str) -> None:
+            options = f'{{ "kafka.bootstrap.servers" = "{servers}", subscribe = "{topic}"'
+            options += ', "kafka.default.api.timeout.ms" = 9000, "kafka.request.timeout.ms" = 9000 }'
+            text = FILE.format(options=options, target=TARGETS["parquet"])
+            (tmp_path / "web.toml").write_text(f"{text}\n")
+            done = subprocess.run(
+                [str(Path(sys.executable).with_name("intarsia")), "run", "web.toml", "--master", url],
+                cwd=tmp_path,
+                env=os.environ | {"JAVA_HOME": "/nonexistent"},
+                capture_output=True,
+                text=True,
+                timeout=400,
+                check=False,
+            )
+            said = " ".join((done.stdout + done.stderr).split())
+            assert (done.returncode == 0) == (not told), said[-3000:]
+            assert told in said
+
+        run("remot", topics.broker.servers, "[sources.messages] stream: there is no topic 'remot'")
+        run("remote", "127.0.0.1:1", "no broker of Kafka answered at 127.0.0.1:1")
+        run("remote", topics.broker.servers, "")
+        found = pq.read_table(tmp_path / "lake" / "clicks")
+        assert sorted(found["page"].to_pylist()) == ["/a", "/b"]
+        topics.remove("remote")
+        topics.make("remote")
+        topics.send("remote", click(3, "/c"), click(2, "/new"))
+        run("remote", topics.broker.servers, "the topic 'remote' was deleted and made again")
 
 
 @pytest.mark.timeout(1200)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,14 @@ import pytest
 from intarsia import pipeline
 from intarsia.errors import EngineError, InputError, IntarsiaError
 from intarsia.pipeline.lineage.events import name_stream
-from intarsia.pipeline.streams.checkpoints import make_checkpoint, read_checkpoint, write_checkpoint
-from intarsia.pipeline.streams.kafka import translate_kafka_errors
+from intarsia.pipeline.streams.checkpoints import (
+    finish_checkpoint,
+    make_checkpoint,
+    read_checkpoint,
+    read_offsets,
+    write_checkpoint,
+)
+from intarsia.pipeline.streams.kafka import share_offsets, translate_kafka_errors
 
 FILE = """
 name = "web"
@@ -129,16 +136,48 @@ def test_what_kafka_says_while_a_query_runs_becomes_an_error_of_ours() -> None:
     assert raise_from_spark("org.apache.spark.SparkException: something else") is None
 
 
-def test_a_checkpoint_keeps_the_ids_of_topics_and_one_without_is_read(tmp_path: Path) -> None:
-    made = make_checkpoint(
-        tmp_path, pipeline="p", step="s", step_id="p/s", target="t", streams=[{}], topics=[{"clicks": "id"}]
-    )
+def test_a_checkpoint_keeps_its_last_messages_and_one_with_ids_of_topics_is_read(tmp_path: Path) -> None:
+    made = make_checkpoint(tmp_path, pipeline="p", step="s", step_id="p/s", target="t", streams=[{}])
     write_checkpoint(made)
-    assert read_checkpoint(tmp_path) == made
+    finish_checkpoint(made, [{"clicks": {"0": {"41": "digest"}}}])
+    found = read_checkpoint(tmp_path)
+    assert found == replace(made, records=({"clicks": {"0": {"41": "digest"}}},))
     file = next(tmp_path.glob("*.json"))
     raw = json.loads(file.read_text())
-    del raw["topics"]
-    file.write_text(json.dumps(raw))
-    found = read_checkpoint(tmp_path)
-    assert found is not None
-    assert found.topics == ()
+    del raw["records"]
+    file.write_text(json.dumps(raw | {"topics": [{"clicks": "id"}]}))
+    assert read_checkpoint(tmp_path) == made
+
+
+def test_offsets_of_finished_batches_are_those_of_the_stream_that_reads_the_topic(tmp_path: Path) -> None:
+    made = make_checkpoint(tmp_path, pipeline="p", step="s", step_id="p/s", target="t", streams=[{}])
+    assert read_offsets(made) == []
+    for name in ("offsets", "commits"):
+        Path(made.location, name).mkdir(parents=True)
+    lines = ["v1", "{}", '{"logOffset":3}', '{"clicks":{"0":5}}', '{"views-1":{"0":7,"1":0}}']
+    for batch in ("8", "9"):
+        Path(made.location, "offsets", batch).write_text("\n".join(lines).replace("5", batch))
+    Path(made.location, "commits", "8").write_text("v1\n{}")  # and 9 was begun
+    streams = [
+        pipeline.Stream("json", "in"),
+        pipeline.Stream("kafka", options={"subscribePattern": "views-.*"}),
+        pipeline.Stream("kafka", options={"Subscribe": "clicks, visits"}),
+    ]
+    found = read_offsets(made)
+    assert share_offsets(streams, found) == ({}, {"views-1": {"0": 7, "1": 0}}, {"clicks": {"0": 8}})
+    both = pipeline.Stream("kafka", options={"assign": '{"clicks": [0]}'})
+    assert share_offsets([*streams, both], found)[2:] == ({}, {}), "the clicks of two clusters"
+
+
+def test_what_a_killed_run_has_left_of_a_checkpoint_is_none_and_is_removed(tmp_path: Path) -> None:
+    draft = tmp_path / ".intarsia.json.123.part"
+    draft.write_text("{")
+    assert read_checkpoint(tmp_path) is None
+    write_checkpoint(
+        make_checkpoint(tmp_path, pipeline="p", step="s", step_id="p/s", target="t", streams=[{}])
+    )
+    assert not draft.exists()
+    draft.write_text("{")
+    (tmp_path / "intarsia.json").rename(tmp_path / "metadata")
+    with pytest.raises(InputError, match="it belongs to another query"):
+        read_checkpoint(tmp_path)

@@ -107,10 +107,10 @@ def test_a_step_that_needs_all_rows_at_once_is_refused(step: str, told: str) -> 
     assert "[[steps]] 1 (s) source" in str(caught.value)
 
 
-def test_an_expectation_on_a_stream_is_refused() -> None:
+def test_an_expectation_on_a_stream_below_the_step_that_takes_it_is_refused() -> None:
     text = FILE.format(source=JSON, step=APPEND)
     text += '\n[[steps]]\noperation = "expect"\nsource = "clicks"\nnot_null = "id"\n'
-    with pytest.raises(InputError, match="are not there before it runs"):
+    with pytest.raises(InputError, match="no step below takes the stream"):
         pipeline.loads(text)
 
 

@@ -23,6 +23,7 @@ INTO = {"action": "quarantine", "quarantine": "bad"}
 POSITIVE: dict[str, Any] = {"name": "sound", "holds": "n > 0"}
 KNOWN: dict[str, Any] = {**POSITIVE, "references": {"id": "known.id"}}
 APPEND = pipeline.Write(name="append", source="clicks", target="t")
+UPSERT = pipeline.Merge(name="upsert", source="clicks", target="t", on="id")
 QUARANTINE = pa.schema(
     [
         ("id", pa.int64()),
@@ -160,21 +161,20 @@ def test_a_batch_with_more_than_may_be_ends_the_step_and_a_refresh_quarantines_a
     spark: Any, tmp_path: Path
 ) -> None:
     clicks = Clicks(tmp_path, spark)
-    upsert = pipeline.Merge(name="upsert", source="clicks", target="t", on="id")
     other = pipeline.Write(name="other", source="clicks", target="u")
     clicks.lands((1, 1), (2, -2))
     clicks.lands((3, -3), (4, -4))
     guards = [pipeline.Expect(**POSITIVE, target="t", at_most=at_most, **INTO) for at_most in (1, 2)]
-    report = clicks.run(guards[0], upsert, other)
+    report = clicks.run(guards[0], UPSERT, other)
     assert report.failed.name == "upsert"
     assert "batch 1 of source 'clicks'" in str(report.failed.error)
     assert "2 of 2 rows against it, more than 1 row" in str(report.failed.error)
     assert clicks.rows() == [(1, 1)]
     assert [row[0] for row in clicks.quarantined()] == [2]
-    clicks.run(guards[1], upsert, other).check()
+    clicks.run(guards[1], UPSERT, other).check()
     assert [row[0] for row in clicks.quarantined()] == [2, 3, 4]
     assert len(clicks.rows("u")) == 4
-    clicks.run(guards[1], upsert, full_refresh=True).check()
+    clicks.run(guards[1], UPSERT, full_refresh=True).check()
     assert [row[0] for row in clicks.quarantined()] == [2, 3, 4]
 
 
@@ -196,6 +196,87 @@ def test_dropped_rows_of_a_stream_reach_none_of_its_steps(spark: Any, tmp_path: 
     assert report.step("sound").checks[0].failing == 1
 
 
+@pytest.mark.spark
+def test_keys_of_an_append_are_unique_in_a_batch_and_in_its_target(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clicks = Clicks(tmp_path, spark)
+    guard = pipeline.Expect(name="sound", unique="id", source="clicks", **INTO)
+    clicks.lands((1, 1), (2, 2), (2, 3))
+    clicks.lands((1, 4), (3, 5))
+    report = clicks.run(guard, APPEND).check()
+    assert clicks.rows() == [(1, 1), (3, 5)]
+    assert clicks.quarantined() == [(1, 4, "id unique"), (2, 2, "id unique"), (2, 3, "id unique")]
+    assert [(one.expectation, one.failing, one.rows) for one in report.step("sound").checks] == [
+        ("id unique", 3, 5)
+    ]
+    clicks.lands((1, 6), (2, 7))
+    with monkeypatch.context() as patched:
+
+        def end(*_: Any) -> None:
+            raise EngineError("killed here")
+
+        patched.setattr(stream_batches.StepBatch, "_take", end)
+        assert clicks.run(guard, APPEND).failed is not None
+    it.delete(tmp_path / "t", "id = 1", engine="arrow")  # now 1 would pass, and is in the quarantine
+    clicks.run(guard, APPEND).check()
+    assert clicks.rows() == [(2, 7), (3, 5)]
+    assert [row[:2] for row in clicks.quarantined()] == [(1, 4), (1, 6), (2, 2), (2, 3)]
+
+
+@pytest.mark.spark
+def test_keys_of_a_merge_are_unique_in_a_batch_and_updated_by_a_later_one(spark: Any, tmp_path: Path) -> None:
+    clicks = Clicks(tmp_path, spark)
+    clicks.lands((1, 1), (2, 2), (2, 3))
+    clicks.lands((1, 4), (3, 5))
+    clicks.run(pipeline.Expect(name="sound", unique="id", source="clicks", action="drop"), UPSERT).check()
+    assert clicks.rows() == [(1, 4), (3, 5)]
+
+
+@pytest.mark.spark
+def test_keys_of_a_stream_are_looked_up_in_a_source_as_one_run_reads_it(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, list_persisted: Callable[[], set[int]]
+) -> None:
+    clicks = Clicks(tmp_path, spark)
+    pq.write_table(pa.table({"key": [1, 2, 2]}), tmp_path / "still.parquet")
+    clicks.sources["still"] = pipeline.Source(str(tmp_path / "still.parquet"))
+    known = pipeline.Expect(name="known", references={"id": "still.key"}, source="clicks", **INTO)
+    sound = pipeline.Expect(name="sound", holds="n > 0", source="clicks", action="drop")
+    clicks.lands((1, 1), (9, 9))
+    before = list_persisted()
+    with monkeypatch.context() as patched:
+
+        def end(*_: Any) -> None:
+            raise EngineError("killed here")
+
+        patched.setattr(stream_batches.StepBatch, "_take", end)
+        assert clicks.run(known, sound, APPEND).failed is not None
+    pq.write_table(pa.table({"key": [9]}), tmp_path / "still.parquet")  # now 9 would pass, and 1 would not
+    clicks.lands((9, 10), (1, 11), (9, -1))
+    report = clicks.run(known, sound, APPEND).check()
+    assert list_persisted() <= before
+    assert clicks.rows() == [(1, 1), (9, 10)]
+    assert clicks.quarantined() == [(1, 11, "id in still.key"), (9, 9, "id in still.key")]
+    assert [one.failing for one in report.step("known").checks] == [1]
+    assert sorted(pq.read_schema(next((tmp_path / "t").glob("*.parquet"))).names) == ["id", "n"]
+
+
+@pytest.mark.spark
+def test_a_batch_is_refused_or_taken_with_a_warning(spark: Any, tmp_path: Path) -> None:
+    clicks = Clicks(tmp_path, spark)
+    clicks.lands((1, 1))
+    clicks.lands((2, -2), (3, 3))
+    failing = pipeline.Expect(**POSITIVE, source="clicks")
+    report = clicks.run(failing, APPEND)
+    assert report.failed is not None
+    assert "1 expectation does not hold of batch 1 of source 'clicks': n > 0" in str(report.failed.error)
+    assert clicks.rows() == [(1, 1)]
+    warning = pipeline.Expect(**POSITIVE, source="clicks", action="warn")
+    report = clicks.run(warning, APPEND).check()
+    assert clicks.rows() == [(1, 1), (2, -2), (3, 3)]
+    assert [(one.failing, one.outcome) for one in report.step("sound").checks] == [(1, "warned")]
+
+
 # What is refused, and what steps there are
 
 
@@ -208,6 +289,9 @@ def test_each_step_that_takes_the_stream_has_a_guard(tmp_path: Path) -> None:
     assert names == ["sound (append)", "append", "sound (other)", "other"]
 
 
+ON_MORE = pipeline.Merge(
+    name="upsert", source="clicks", target="t", on="target.id = source.id and target.n < source.n"
+)
 OTHER = pipeline.Write(name="other", source="clicks", target="u")
 THROUGH = pipeline.Merge(name="loud", source="loud", target="u", on="id")
 
@@ -215,11 +299,14 @@ THROUGH = pipeline.Merge(name="loud", source="loud", target="u", on="id")
 @pytest.mark.parametrize(
     ("given", "steps", "told"),
     [
-        ({"source": "clicks", "unique": "id"}, (APPEND,), "unique is about all rows of a stream"),
-        ({"target": "t", "references": {"id": "still.id"}}, (APPEND,), "look up keys in targets"),
+        ({"source": "clicks", "unique": "n"}, (UPSERT,), "its key 'id' is not among them"),
+        ({"source": "clicks", "unique": "id"}, (ON_MORE,), "its condition is on more than keys"),
+        ({"target": "t", "unique": "id"}, (APPEND,), "unique is about all rows of the target"),
+        ({"source": "clicks", "references": {"id": "loud.id"}}, (APPEND,), "source 'clicks' is a stream"),
+        ({"source": "clicks", "min_rows": 1, "action": "warn"}, (APPEND,), "has them batch by batch"),
         ({"source": "clicks", **INTO}, (APPEND, OTHER), "steps 'append' and 'other' take the stream"),
         ({"source": "clicks"}, (THROUGH,), "step 'loud' reads the stream through source 'loud'"),
-        ({"source": "clicks", "action": "fail"}, (APPEND,), "are not there before it runs"),
+        ({"source": "clicks", "action": "fail"}, (THROUGH,), "reads the stream through source 'loud'"),
     ],
     ids=str,
 )

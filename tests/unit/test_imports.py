@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import intarsia
 
@@ -108,3 +110,16 @@ print(json.dumps(sorted(set(public) - set(getattr(intarsia, "__all__", [])))))
 
 def test_an_unknown_name_is_an_attribute_error():
     assert not hasattr(intarsia, "no_such_name")
+
+
+def test_the_jvm_gateway_is_used_nowhere() -> None:
+    """Spark Connect has none, so what needs it would not be the same there."""
+    root = Path(intarsia.__file__).parent
+    found = [
+        f"{path.relative_to(root)}:{node.lineno} {node.attr}"
+        for path in root.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Attribute)
+        and node.attr in ("_jvm", "_gateway", "_jsc", "_jdf", "_jsparkSession", "_jwrite", "_jreader")
+    ]
+    assert found == []

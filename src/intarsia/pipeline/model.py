@@ -330,9 +330,10 @@ class Expect(Declared):
 
 
 class StepGuard(Expect):
-    """An expectation that drops or quarantines the rows that one step reads, on their way into its target.
+    """An expectation on the rows that one step reads, which judges them on their way into its target.
 
-    It is not declared: the runner makes it of an expectation on the target, or on a stream.
+    It is not declared: the runner makes it of one on the target that drops or quarantines, or of any on a
+    stream.
     """
 
     __slots__ = ()
@@ -501,7 +502,12 @@ def require(value: str | None) -> str:
 
 
 def is_guard(step: Step) -> TypeGuard[Expect]:
-    """Whether a step drops or quarantines rows of a source, for the steps below it that read the source."""
+    """Whether a step drops or quarantines rows of a source, for the steps below it that read the source.
+
+    Or judges those of one step, whatever follows from it.
+    """
+    if isinstance(step, StepGuard):
+        return True
     return isinstance(step, Expect) and step.source is not None and step.action in ("drop", "quarantine")
 
 

@@ -35,7 +35,8 @@ from intarsia.pipeline.state.definitions import digest_snapshot
 from intarsia.pipeline.state.input_selection import Selection
 from intarsia.pipeline.state.run_state import RunState
 from intarsia.pipeline.steps import carry_out, check_layout
-from intarsia.pipeline.streams.stream_steps import add_batches, find_streams, run_stream_step
+from intarsia.pipeline.streams.resolve import find_streams
+from intarsia.pipeline.streams.stream_steps import add_batches, run_stream_step
 from intarsia.spark.errors import find_known_failure, list_spark_error_types
 
 log = get_logger(__name__)

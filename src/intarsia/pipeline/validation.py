@@ -34,7 +34,6 @@ from intarsia.pipeline.model import (
     Write,
     find_written_target,
     guards_target,
-    is_guard,
     list_names,
     name_step,
     require,
@@ -220,7 +219,8 @@ class _Check:
             with self.add_place_to_errors(f"{place} options"):
                 check_values(step.options)
             self._check_step(place, step)
-            if step.source is not None and self.graph.list_streams(step.source) and not is_guard(step):
+            streams = () if step.source is None else self.graph.list_streams(step.source)
+            if streams and not isinstance(step, Expect):
                 with self.add_place_to_errors(f"{place} source"):
                     check_stream_step(step)
             if not isinstance(step, Expect):
@@ -345,14 +345,19 @@ class _Check:
                     'quarantine = "<target>" names it.',
                 )
             raise self.make_error(f"{place} quarantine", 'it goes with action = "quarantine".')
-        if step.action in ("fail", "warn"):
+        is_streamed = step.source is not None and bool(self.graph.list_streams(step.source))
+        if step.action in ("fail", "warn") and not is_streamed:
             return
         for name in ("min_rows", "max_rows", "fresh"):
             if name in step.list_given():
                 raise self.make_error(
                     f"{place} {name}",
-                    f"it is about all rows together, so there are none to {step.action}.",
-                    "give it a step of its own.",
+                    "it is about all rows together, and a stream has them batch by batch."
+                    if is_streamed
+                    else f"it is about all rows together, so there are none to {step.action}.",
+                    "expect it of the target, below the step that writes it."
+                    if is_streamed
+                    else "give it a step of its own.",
                 )
         if guards_target(step):
             with self.add_place_to_errors(f"{place} action"):

@@ -21,6 +21,7 @@ from intarsia.pipeline.model import Pipeline, Step
 
 ROWS = "__intarsia_rows"
 """The column with the number of rows that have a key; a name that no source has."""
+_FOUND = "__intarsia_found"
 PIECE_ROWS = 1 << 20
 """How many keys of the other table are in memory at a time."""
 
@@ -91,15 +92,17 @@ def choose_key_type(data_type: pa.DataType) -> pa.DataType:
     return pa.float32() if pa.types.is_float16(plain) else plain
 
 
-def find_key_types(reference: Reference, own: pa.Schema, other: pa.Schema) -> tuple[pa.DataType, ...]:
+def find_key_types(
+    reference: Reference, own: pa.Schema, other: pa.Schema, *, key: str = "references"
+) -> tuple[pa.DataType, ...]:
     """The types in which keys are compared. Raises InputError where values could not be equal."""
     found = []
-    for column, key in zip(reference.columns, reference.keys, strict=True):
-        left, right = choose_key_type(own.field(column).type), choose_key_type(other.field(key).type)
+    for column, there in zip(reference.columns, reference.keys, strict=True):
+        left, right = choose_key_type(own.field(column).type), choose_key_type(other.field(there).type)
         common = find_common_type(left, right)
         if common is None or pa.types.is_nested(common):
             raise InputError(
-                f"references: {column!r} is {left}, and {reference.name}.{key} is {right}.",
+                f"{key}: {column!r} is {left}, and {reference.name}.{there} is {right}.",
                 hint="cast one of them with derive.",
             )
         found.append(common)
@@ -267,13 +270,65 @@ def find_missing_frame(reference: Reference, rows: Any, keys: Any) -> Any:
     return counted.agg(functions.count(functions.lit(1)).alias(ROWS))
 
 
-def find_repeated_frame(columns: tuple[str, ...], rows: Any) -> Any:
-    """The keys that several rows have, with their number of rows, as a DataFrame; NULLs are equal."""
+def find_repeated_frame(columns: tuple[str, ...], rows: Any, taken: Any = None) -> Any:
+    """The keys that several rows have, with their number of rows, as a DataFrame; NULLs are equal.
+
+    With rows that were taken before, also the keys that one of those has, in columns of the same names.
+    """
     from pyspark.sql import functions
 
     counted = rows.groupBy(*[quote_name(name) for name in columns])
     found = counted.agg(functions.count(functions.lit(1)).alias(ROWS))
-    return found.where(found[ROWS] > 1)
+    if taken is None:
+        return found.where(found[ROWS] > 1)
+    both = _join_keys(columns, found, taken.distinct(), columns, null_safe=True)
+    return both.where((both[ROWS] > 1) | both[_FOUND].isNotNull()).drop(_FOUND)
+
+
+def mark_found(reference: Reference, rows: Any, keys: Any, name: str) -> Any:
+    """Rows, also of a stream, with a column that is TRUE where another table has their key, else NULL."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    find_key_types(reference, to_arrow_schema(rows.schema), to_arrow_schema(keys.schema))
+    both = _join_keys(reference.columns, rows, keys, reference.keys, null_safe=False)
+    return both.withColumnRenamed(_FOUND, name)
+
+
+def select_unmarked(reference: Reference, rows: Any, name: str) -> Any:
+    """The different keys of rows that :func:`mark_found` did not find; none of them has a NULL."""
+    lost = rows.where(rows[name].isNull())
+    for column in reference.columns:
+        lost = lost.where(lost[quote_name(column)].isNotNull())
+    return lost.select(*[quote_name(column) for column in reference.columns]).distinct()
+
+
+def count_known_keys(reference: Reference, rows: Any, keys: Any) -> Any:
+    """Those of some different keys that rows have, with their number of rows, as a DataFrame."""
+    from pyspark.sql import functions
+
+    both = _join_keys(reference.columns, rows, keys, reference.columns, null_safe=False)
+    counted = both.where(both[_FOUND]).groupBy(*[quote_name(name) for name in reference.columns])
+    return counted.agg(functions.count(functions.lit(1)).alias(ROWS))
+
+
+def _join_keys(
+    columns: tuple[str, ...], rows: Any, keys: Any, names: tuple[str, ...], *, null_safe: bool
+) -> Any:
+    """Rows with a column that is TRUE where their key is among some different ones, else NULL."""
+    from pyspark.sql import functions
+
+    aliases = [f"__intarsia_key{number}" for number in range(len(names))]
+    other = keys.select(
+        *[functions.col(quote_name(name)).alias(alias) for name, alias in zip(names, aliases, strict=True)],
+        functions.lit(True).alias(_FOUND),
+    )
+    same = [
+        rows[quote_name(column)].eqNullSafe(other[alias])
+        if null_safe
+        else rows[quote_name(column)] == other[alias]
+        for column, alias in zip(columns, aliases, strict=True)
+    ]
+    return rows.join(other, same, "left").drop(*aliases)
 
 
 def quote_name(name: str) -> str:

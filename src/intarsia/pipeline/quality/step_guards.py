@@ -1,4 +1,4 @@
-"""Expectations on a target or a stream that drop or quarantine rows, as guards of single steps.
+"""Expectations on a stream, or on a target that drop or quarantine rows, as guards of single steps.
 
 Each step that writes the target, or takes the stream, gets a guard of its own, right above it.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from intarsia.arguments import make_rule
+from intarsia.arguments import make_rule, parse_keys
 from intarsia.core.expr import find_columns
 from intarsia.core.rule import Assign, Drop, Insert
 from intarsia.errors import InputError
@@ -22,7 +22,6 @@ from intarsia.pipeline.model import (
     Update,
     Write,
     guards_target,
-    is_guard,
     list_names,
     name_step,
 )
@@ -42,7 +41,7 @@ def expand_guards(pipeline: Pipeline) -> Pipeline:
     judged = {
         guard.name: list_judged(guard, steps)
         for guard in steps
-        if guards_target(guard) or (is_guard(guard) and guard.source in streams)
+        if guards_target(guard) or (isinstance(guard, Expect) and guard.source in streams)
     }
     if not judged:
         return pipeline
@@ -179,17 +178,6 @@ def check_stream_guard(guard: Expect, pipeline: Pipeline, graph: SourceGraph) ->
     Raises:
         InputError: what cannot be judged, with what to do instead.
     """
-    if guard.unique:
-        raise InputError(
-            "unique is about all rows of a stream, and each of its batches has a few of them.",
-            hint='use a merge with strategy = "deduplicate", or expect it of the target with fail.',
-        )
-    referenced = [one.expectation for one in parse_references(guard, pipeline) if one.is_source]
-    if referenced:
-        raise InputError(
-            f"{referenced[0]}: the batches of a stream look up keys in targets.",
-            hint="write the rows of the source into a target, and name that.",
-        )
     if guard.source is None:
         return
     steps = [replace(step, name=name_step(step, number)) for number, step in enumerate(pipeline.steps, 1)]
@@ -205,9 +193,28 @@ def check_stream_guard(guard: Expect, pipeline: Pipeline, graph: SourceGraph) ->
         )
     if not readers:
         raise InputError("no step below takes the stream.", hint="put it above the step that does.")
+    for step in readers:
+        _check_stream_keys(guard, step)
     if guard.quarantine is not None and len(readers) > 1:
         told = " and ".join(repr(step.name) for step in readers)
         raise InputError(
             f"steps {told} take the stream, each in batches of its own, and would quarantine rows twice.",
             hint="expect it of one of their targets, and drop the rows for the others.",
+        )
+
+
+def _check_stream_keys(guard: Expect, step: Step) -> None:
+    """Refuse unique where the rows of a merge do not tell whether the target has another row of the key."""
+    if not guard.unique or not isinstance(step, Merge):
+        return
+    on = parse_keys(step.on, step.options.get("dialect"))
+    lacking = [name for name in on["source_keys"] if name not in list_names(guard.unique)]
+    if lacking or on.get("residual") is not None:
+        told = (
+            f"its key {lacking[0]!r} is not among them" if lacking else "its condition is on more than keys"
+        )
+        raise InputError(
+            f"unique is of {', '.join(list_names(guard.unique))}, and step {step.name!r} merges by other"
+            f" columns: {told}. So batches do not tell which rows of the target have the same values.",
+            hint=f'expect it of target {step.target!r} with action = "fail", below the step.',
         )

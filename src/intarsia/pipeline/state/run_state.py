@@ -83,8 +83,10 @@ class RunState:
     """By step under way and target: what it reads of a target since its last success."""
     started: dict[str, Any] = field(default_factory=dict)
     """By step: the checkpoint of a stream whose query was started in this run."""
-    topics: dict[str, dict[str, str]] = field(default_factory=dict)
-    """By source, of streams of Kafka: the ids of the topics that it reads."""
+    topics: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """By checkpoint, of streams of Kafka: a source and its topic that is not the one of before; or empty."""
+    reached: set[str] = field(default_factory=set)
+    """Sources that are streams of Kafka, for which it has answered."""
     dirty: bool = False
     stop: threading.Event = field(default_factory=threading.Event)
     """Set when streams shall end after the batch at hand."""

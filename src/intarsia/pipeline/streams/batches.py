@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,11 +19,18 @@ from intarsia.errors import EngineError
 from intarsia.pipeline.inputs import read_snapshot_columns
 from intarsia.pipeline.model import StepGuard, Target, list_names
 from intarsia.pipeline.quality.checks import Check, make_failure
-from intarsia.pipeline.quality.conditions import check_columns, parse_conditions
+from intarsia.pipeline.quality.conditions import check_columns, describe_unique, parse_conditions
 from intarsia.pipeline.quality.expect import count_guarded
 from intarsia.pipeline.quality.guards import REASON, RUN, STEP, Judgement, count_keys, select_quarantined_keys
 from intarsia.pipeline.quality.quarantine import write_rejected
-from intarsia.pipeline.quality.references import Reference, find_missing_frame
+from intarsia.pipeline.quality.references import (
+    Reference,
+    count_known_keys,
+    find_key_types,
+    find_missing_frame,
+    find_repeated_frame,
+    select_unmarked,
+)
 from intarsia.pipeline.quality.row_judge import BadKeys, RowJudge
 from intarsia.pipeline.resources import open_target
 from intarsia.pipeline.streams.checkpoints import CHECKS, WRITTEN
@@ -47,7 +55,7 @@ class StreamTarget:
 
 @dataclass(frozen=True, slots=True)
 class BatchGuard:
-    """An expectation that drops or quarantines rows of each batch, before the step takes the others.
+    """An expectation on the rows of each batch, before the step takes them or those that pass.
 
     What it quarantines is a commit of its own, before that of the step and under the batch's number. Where a
     batch is given again, and that commit is there, the rows in it stay out and all others pass.
@@ -57,12 +65,23 @@ class BatchGuard:
     app_id: str
     run_id: str
     quarantine: StreamTarget | None = None
-    references: tuple[tuple[Reference, StreamTarget], ...] = ()
+    references: tuple[tuple[Reference, StreamTarget | str], ...] = ()
+    """Each with the target that it is into; of a source, the column that says whether the key is there."""
+    appended: StreamTarget | None = None
+    """The target that the step appends to: a key in it is taken, where keys must be unique."""
     replaces: bool = False
     """Whether everything is taken again: the first batch removes what the guard had quarantined."""
 
-    def judge(self, frame: Any, batch_id: int, persisted: ExitStack) -> tuple[Any, dict[str, Any]]:
+    def judge(
+        self, frame: Any, batch_id: int, lost: Mapping[str, Any], persisted: ExitStack
+    ) -> tuple[Any, dict[str, Any]]:
         """The rows that pass, and what is to be reported; what it persists is given to the stack.
+
+        Args:
+            frame: the rows of the batch that reach it.
+            batch_id: the batch's number.
+            lost: by the columns for keys of sources: the keys of the batch that are not there.
+            persisted: unpersists what is given to it.
 
         Raises:
             InputError: more rows violate something than may.
@@ -71,14 +90,12 @@ class BatchGuard:
         is_done = table is not None and find_done(table, self.app_id, batch_id)
         check_columns(self.step, frame.columns)
         keys = []
-        for one, target in self.references:
+        for expectation, columns, find in self._list_keys(frame, lost):
             if is_done:
-                found = self._read_quarantined(table, one, frame, batch_id)
-                keys.append(BadKeys(one.expectation, one.columns, _persist(found, persisted), 0))
-                continue
-            there = _read_columns(target.open(frame.sparkSession), one.keys, frame)
-            missing = _persist(find_missing_frame(one, frame, there), persisted)
-            keys.append(count_keys(one.expectation, one.columns, missing))
+                found = self._read_quarantined(table, expectation, columns, frame, batch_id)
+                keys.append(BadKeys(expectation, columns, _persist(found, persisted), 0))
+            else:
+                keys.append(count_keys(expectation, columns, _persist(find(), persisted)))
         judge = RowJudge(tuple(parse_conditions(self.step)), tuple(keys))
         checks = count_guarded(self.step, judge, lambda: frame)
         failure = (
@@ -94,7 +111,44 @@ class BatchGuard:
             "checks": [asdict(one) for one in checks],
             "result": None if result is None else result_as_json(result),
         }
-        return judge.pass_frame(frame), told
+        return (frame if self.step.action in ("fail", "warn") else judge.pass_frame(frame)), told
+
+    def _list_keys(
+        self, frame: Any, lost: Mapping[str, Any]
+    ) -> Iterator[tuple[str, tuple[str, ...], Callable[[], Any]]]:
+        """Expectations on keys: each with its columns, and what finds the keys of a batch that violate it."""
+        columns = list_names(self.step.unique)
+        if columns:
+            yield describe_unique(self.step), columns, lambda: self._find_repeated(columns, frame)
+        for one, where in self.references:
+            if isinstance(where, str):
+                find = partial(count_known_keys, one, frame, lost[where])
+            else:
+                find = partial(self._find_missing, one, where, frame)
+            yield one.expectation, one.columns, find
+
+    def _find_missing(self, reference: Reference, target: StreamTarget, frame: Any) -> Any:
+        there = _read_columns(target.open(frame.sparkSession), reference.keys, frame)
+        return find_missing_frame(reference, frame, there)
+
+    def _find_repeated(self, columns: tuple[str, ...], frame: Any) -> Any:
+        """The keys that several rows of a batch have, or one of them and one of the target of an append."""
+        if self.appended is None:
+            return find_repeated_frame(columns, frame)
+        snapshot = self.appended.open(frame.sparkSession).snapshot()
+        known = tuple(name for name in columns if snapshot.has_schema and name in snapshot.schema.names)
+        if not known:  # the table is made now, or gets the columns now
+            return find_repeated_frame(columns, frame)
+        from pyspark.sql import functions
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        taken = read_snapshot_columns(snapshot, known, frame.sparkSession)
+        same = Reference(known, "the target", known)
+        find_key_types(same, to_arrow_schema(frame.schema), to_arrow_schema(taken.schema), key="unique")
+        for name in columns:
+            if name not in known:  # a column that is added now is NULL in the rows that are there
+                taken = taken.withColumn(name, functions.lit(None).cast(frame.schema[name].dataType))
+        return find_repeated_frame(columns, frame, taken)
 
     def _set_aside(
         self, judge: RowJudge, frame: Any, table: Any, batch_id: int, has_failing: bool
@@ -119,12 +173,14 @@ class BatchGuard:
             },
         )
 
-    def _read_quarantined(self, table: Any, reference: Reference, frame: Any, batch_id: int) -> Any:
+    def _read_quarantined(
+        self, table: Any, expectation: str, columns: tuple[str, ...], frame: Any, batch_id: int
+    ) -> Any:
         """The keys that this batch has quarantined: the other table may have changed since."""
         run = table.last_commits().get(self.app_id, {}).get("run_id", "")
-        rows = _read_columns(table, (*reference.columns, REASON, RUN, STEP), frame)
+        rows = _read_columns(table, (*columns, REASON, RUN, STEP), frame)
         by = Judgement(f"{run}/{batch_id}", self.step.name)
-        return select_quarantined_keys(reference.expectation, reference.columns, rows, by)
+        return select_quarantined_keys(expectation, columns, rows, by)
 
 
 def _persist(frame: Any, persisted: ExitStack) -> Any:
@@ -164,9 +220,16 @@ class StepBatch:
             return
         with ExitStack() as persisted:
             # It is read several times, and a row must be the same each time.
-            passing, told = _persist(frame, persisted), []
+            whole, told = _persist(frame, persisted), []
+            marks = {
+                name: one for guard in self.guards for one, name in guard.references if isinstance(name, str)
+            }
+            lost = {
+                name: _persist(select_unmarked(one, whole, name), persisted) for name, one in marks.items()
+            }
+            passing = whole.drop(*marks)
             for guard in self.guards:
-                passing, outcome = guard.judge(passing, batch_id, persisted)
+                passing, outcome = guard.judge(passing, batch_id, lost, persisted)
                 told.append(outcome)
             self._take(passing, table, batch_id)
             self._leave(f"{CHECKS}{batch_id}", told)

@@ -24,13 +24,14 @@ __all__ = [
     "Checkpoint",
     "choose_directory",
     "find_new_files",
-    "finish_refresh",
+    "finish_checkpoint",
     "has_content",
     "has_started",
     "has_written",
     "make_checkpoint",
     "read_checkpoint",
     "read_checks",
+    "read_offsets",
     "read_results",
     "write_checkpoint",
 ]
@@ -62,8 +63,8 @@ class Checkpoint:
     """What identifies the streams that the query reads, in its order."""
     code: str = ""
     """A digest of the query or function, where it reads several streams: Spark knows them by their order."""
-    topics: tuple[Mapping[str, str], ...] = ()
-    """Of Kafka, where it is known, of each stream: the ids of its topics, by name."""
+    records: tuple[Mapping[str, Any], ...] = ()
+    """Of Kafka, where it is known, of each stream: digests of the last messages that were taken."""
     refreshing: bool = False
     """Whether a full refresh made it that has not come to its end."""
 
@@ -94,15 +95,12 @@ def make_checkpoint(
     step_id: str,
     target: str,
     streams: Sequence[Mapping[str, Any]],
-    topics: Sequence[Mapping[str, str]] = (),
     code: str = "",
 ) -> Checkpoint:
     """A checkpoint that has not been written, with an ``app_id`` that no other has had."""
     number = uuid.uuid4().hex[:12]
     app_id = f"{step_id}/{number}"
-    return Checkpoint(
-        str(directory), number, app_id, pipeline, step, target, tuple(streams), code, tuple(topics)
-    )
+    return Checkpoint(str(directory), number, app_id, pipeline, step, target, tuple(streams), code)
 
 
 def read_checkpoint(directory: Path) -> Checkpoint | None:
@@ -115,7 +113,7 @@ def read_checkpoint(directory: Path) -> Checkpoint | None:
     try:
         data = (directory / _FILE).read_bytes()
     except FileNotFoundError:
-        if has_content(directory):
+        if set(_list_directory(directory)) - set(_list_drafts(directory)):
             raise InputError(
                 f"The checkpoint directory {directory} is not empty, and no pipeline has made it: it belongs"
                 " to another query.",
@@ -133,9 +131,10 @@ def read_checkpoint(directory: Path) -> Checkpoint | None:
         raw = json.loads(data)
         if raw.pop("version") != _VERSION:
             raise ValueError("another version")
+        raw.pop("topics", None)  # ids, by which topics were known before 0.1
         return Checkpoint(
             directory=str(directory),
-            **raw | {name: tuple(raw.get(name, ())) for name in ("streams", "topics")},
+            **raw | {name: tuple(raw.get(name, ())) for name in ("streams", "records")},
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DamagedTable(
@@ -150,23 +149,35 @@ def write_checkpoint(checkpoint: Checkpoint) -> None:
     directory = Path(checkpoint.directory)
     plain = {name: value for name, value in asdict(checkpoint).items() if name != "directory"}
     write_atomically(directory / _FILE, json.dumps({"version": _VERSION, **plain}, indent=1).encode() + b"\n")
+    for draft in _list_drafts(directory):
+        (directory / draft).unlink(missing_ok=True)
     for other in directory.iterdir():
         if other.is_dir() and other.name not in (checkpoint.id, _RESULTS):
             shutil.rmtree(other, ignore_errors=True)
 
 
-def finish_refresh(checkpoint: Checkpoint) -> None:
-    """Note that a full refresh came to its end."""
-    if checkpoint.refreshing:
-        write_checkpoint(replace(checkpoint, refreshing=False))
+def finish_checkpoint(checkpoint: Checkpoint, records: Sequence[Mapping[str, Any]]) -> None:
+    """Note that a query, and with it a full refresh, came to its end, and which messages were its last."""
+    if checkpoint.refreshing or tuple(records) != checkpoint.records:
+        write_checkpoint(replace(checkpoint, refreshing=False, records=tuple(records)))
 
 
 def has_content(directory: Path) -> bool:
     """Whether there is anything in a directory."""
+    return bool(_list_directory(directory))
+
+
+def _list_directory(directory: Path) -> list[str]:
+    """The names in a directory; none where there is no directory."""
     try:
-        return bool(os.listdir(directory))
+        return os.listdir(directory)
     except (FileNotFoundError, NotADirectoryError):
-        return False
+        return []
+
+
+def _list_drafts(directory: Path) -> list[str]:
+    """What runs that were killed while they wrote a checkpoint's own file have left."""
+    return [name for name in _list_directory(directory) if name.startswith(f".{_FILE}.")]
 
 
 def has_written(checkpoint: Checkpoint) -> bool:
@@ -208,6 +219,17 @@ def _is_settled(location: Path) -> bool:
         return bool(json.loads(lines[-1])["logOffset"] == (-1 if listed is None else listed))
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return False
+
+
+def read_offsets(checkpoint: Checkpoint) -> list[Any]:
+    """Up to where finished batches have taken the streams, as Spark writes it of each; empty for none."""
+    location = Path(checkpoint.location)
+    done = _find_last(location / "commits")
+    try:
+        lines = (location / "offsets" / str(done)).read_text("utf-8").splitlines()
+        return [json.loads(line) for line in lines[2:] if line != "-"]
+    except (OSError, ValueError):
+        return []
 
 
 def _find_last(directory: Path) -> int | None:

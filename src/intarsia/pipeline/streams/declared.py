@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from intarsia.arguments import make_rule
 from intarsia.errors import InputError, NotSupported
-from intarsia.pipeline.model import Expect, Merge, Source, Step, Write
+from intarsia.pipeline.model import Merge, Source, Step, Write
 from intarsia.pipeline.streams.kafka import check_kafka, is_kafka
 
 __all__ = ["check_stream_source", "check_stream_step"]
@@ -54,11 +54,6 @@ def check_stream_step(step: Step) -> None:
     Raises:
         InputError: it needs all rows at once.
     """
-    if isinstance(step, Expect):
-        raise InputError(
-            "the rows of a stream are not there before it runs.",
-            hint='look at the target after the step that writes it; or use action = "drop" or "quarantine".',
-        )
     if isinstance(step, Write) and step.mode != "append":
         raise InputError(
             f'mode = "{step.mode}" would put each batch of the stream in the place of the one before.',

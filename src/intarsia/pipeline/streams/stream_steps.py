@@ -1,30 +1,27 @@
 """Steps whose source is a stream: what may be declared, and one query of Spark over all that is new.
 
 Every micro-batch is one commit under the checkpoint's ``app_id`` and the batch's number, so it takes effect
-once, also where Spark gives it again after a kill. Whose a checkpoint is, is in checkpoints.
+once, also where Spark gives it again after a kill. Whose a checkpoint is, is in resolve.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from itertools import count
 from typing import Any
 
-from intarsia.common.log import get_logger, redact
+from intarsia.common.log import get_logger
 from intarsia.core.report import MergeResult
-from intarsia.errors import DamagedTable, EngineError, InputError, NothingMatched
-from intarsia.pipeline.model import Expect, Merge, Step, StepGuard, Stream, Write, require
+from intarsia.errors import EngineError, InputError, NothingMatched
+from intarsia.pipeline.model import Expect, Merge, Step, StepGuard, Write, require
+from intarsia.pipeline.quality.conditions import check_columns
 from intarsia.pipeline.quality.guards import list_guards
-from intarsia.pipeline.quality.references import parse_references
+from intarsia.pipeline.quality.references import mark_found, parse_references
 from intarsia.pipeline.reports.report import StepReport
-from intarsia.pipeline.state.definitions import describe_definition
-from intarsia.pipeline.state.input_selection import is_append
 from intarsia.pipeline.state.run_state import RunState
-from intarsia.pipeline.state.state_file import StepMemory
 from intarsia.pipeline.steps import make_batch_arguments
 from intarsia.pipeline.streams.batches import (
     BatchGate,
@@ -36,24 +33,33 @@ from intarsia.pipeline.streams.batches import (
 )
 from intarsia.pipeline.streams.checkpoints import (
     Checkpoint,
-    choose_directory,
     find_new_files,
-    finish_refresh,
-    has_started,
-    has_written,
-    make_checkpoint,
-    read_checkpoint,
+    finish_checkpoint,
     read_checks,
+    read_offsets,
     read_results,
     write_checkpoint,
 )
-from intarsia.pipeline.streams.kafka import find_topics, is_kafka, translate_kafka_errors
+from intarsia.pipeline.streams.kafka import (
+    Records,
+    is_kafka,
+    reach_topics,
+    read_last_records,
+    share_offsets,
+    translate_kafka_errors,
+)
 from intarsia.pipeline.streams.reader import (
     add_place,
     get_local_path,
     read_stream,
     require_stream,
     translate_refusal,
+)
+from intarsia.pipeline.streams.resolve import (
+    find_streams,
+    make_stream_key,
+    resolve_checkpoint,
+    show_pipeline,
 )
 from intarsia.show import units
 from intarsia.spark.errors import is_late_python, list_spark_error_types, translate_spark_errors
@@ -64,14 +70,6 @@ log = get_logger(__name__)
 _POLL_SECONDS = 1.0
 _LAST_BATCH_SECONDS = 600.0
 _START_ATTEMPTS = 4
-_IDENTIFYING = ("subscribe", "subscribepattern", "assign", "topic", "table")
-"""Options that say which stream it is, in lower case, as Spark compares them; others may change."""
-
-
-def find_streams(run_state: RunState, step: Step) -> tuple[str, ...]:
-    """The sources that are streams, of those that a step reads; empty for most steps."""
-    graph = run_state.resources.graph
-    return () if step.source is None else graph.list_streams(step.source)
 
 
 def check_streams(run_state: RunState) -> None:
@@ -90,8 +88,10 @@ def check_streams(run_state: RunState) -> None:
             continue
         for name in streams:
             _check_path(run_state, name)
-            _find_topics(run_state, name)
+            _check_package(run_state, name)
         resolve_checkpoint(run_state, step)
+        for name in streams:
+            _reach_topics(run_state, name)
 
 
 def _check_path(run_state: RunState, name: str) -> None:
@@ -99,230 +99,29 @@ def _check_path(run_state: RunState, name: str) -> None:
     path = get_local_path(stream)
     if path is None or any(sign in path for sign in "*?[{") or os.path.exists(path):
         return
-    where = run_state.pipeline.origin or f"pipeline {run_state.pipeline.name!r}"
     raise NothingMatched(
-        f"{where}, [sources.{name}] stream path: there is no {path}.",
+        f"{show_pipeline(run_state)}, [sources.{name}] stream path: there is no {path}.",
         path=path,
         hint="make the directory, which may be empty; or correct the path.",
     )
 
 
-def _find_topics(run_state: RunState, name: str) -> None:
-    """Note which topics a stream of Kafka reads; a dry run asks no broker."""
+def _check_package(run_state: RunState, name: str) -> None:
+    """Let Spark look at a stream of Kafka, and so tell of a package that is missing; a dry run does not."""
     source = run_state.pipeline.sources[name]
-    if run_state.dry_run or name in run_state.topics or not is_kafka(require_stream(source)):
+    if not run_state.dry_run and name not in run_state.reached and is_kafka(require_stream(source)):
+        place = f"{show_pipeline(run_state)}, [sources.{name}]"
+        read_stream(source, place, run_state.resources.session)
+
+
+def _reach_topics(run_state: RunState, name: str) -> None:
+    """Ask whether the topics of a stream of Kafka are there, where it was not; a dry run asks no broker."""
+    stream = require_stream(run_state.pipeline.sources[name])
+    if run_state.dry_run or name in run_state.reached or not is_kafka(stream):
         return
-    where = run_state.pipeline.origin or f"pipeline {run_state.pipeline.name!r}"
-    session = run_state.resources.session
-    read_stream(source, f"{where}, [sources.{name}]", session)  # which tells of a package that is missing
-    with add_place(f"{where}, [sources.{name}] stream"):
-        run_state.topics[name] = find_topics(require_stream(source), session)
-
-
-# Checkpoints
-
-
-def resolve_checkpoint(run_state: RunState, step: Step) -> tuple[Checkpoint, str]:
-    """The checkpoint that a step goes on with, or a new one that is not written yet; and a note why.
-
-    Raises:
-        InputError: it belongs to another query: another stream, another target, another pipeline.
-        DamagedTable: it is gone, or damaged, while the target has batches of it.
-    """
-    own = _describe_query(run_state, step)
-    directory = _choose_directory(run_state, step, own)
-    fresh = make_checkpoint(
-        directory,
-        pipeline=run_state.pipeline.name,
-        step=step.name,
-        step_id=run_state.make_step_id(step.name),
-        **own,
-    )
-    commits = run_state.resources.get_table(require(step.target)).last_commits()
-    exists = run_state.get_snapshot(require(step.target)).exists
-    refresh = run_state.full_refresh and not is_append(step)
-    found = _read(directory, refresh=refresh)
-    if found is None:
-        lost = _find_lost(run_state, step, fresh, commits)
-        if lost and exists and not refresh:
-            raise _make_loss(run_state, step, lost)
-        return (replace(fresh, refreshing=True) if refresh else fresh), ""
-    difference = _find_difference(found, fresh)
-    if difference and (not refresh or found.pipeline != fresh.pipeline):
-        raise _make_foreign(step, found, difference)
-    difference = difference or _find_remade_topic(found, fresh)
-    if difference and not refresh:
-        raise _make_remade(run_state, step, found, difference)
-    if refresh and (difference or not found.refreshing):
-        return replace(fresh, refreshing=True), "everything is taken again"
-    if has_written(found) and not exists and found.app_id not in commits:
-        return replace(fresh, refreshing=True), "there was no target, so everything is taken again"
-    if not has_started(found) and found.app_id in commits:
-        raise _make_loss(run_state, step, found.location)
-    return replace(found, topics=_merge_topics(found, fresh)), ""
-
-
-def _merge_topics(found: Checkpoint, fresh: Checkpoint) -> tuple[Mapping[str, str], ...]:
-    """The ids of topics that were known, and those that a run has found; a dry run finds none."""
-    if not fresh.topics or not found.topics:
-        return fresh.topics or found.topics
-    return tuple({**was, **now} for was, now in zip(found.topics, fresh.topics, strict=True))
-
-
-def _read(directory: Path, *, refresh: bool) -> Checkpoint | None:
-    try:
-        return read_checkpoint(directory)
-    except DamagedTable:
-        if refresh:
-            return None
-        raise
-
-
-def make_stream_key(checkpoint: Checkpoint) -> str:
-    """The name of a stream into a target in the state."""
-    return json.dumps([checkpoint.target, *checkpoint.streams], sort_keys=True)
-
-
-def _choose_directory(run_state: RunState, step: Step, own: Mapping[str, Any]) -> Path:
-    """Where a step's checkpoint is: where the source says, else where it was, else beside the state."""
-    declared = _get_declared(run_state, step)
-    if declared is not None:
-        return choose_directory(Path(declared), step.name)
-    key = json.dumps([own["target"], *own["streams"]], sort_keys=True)
-    memory = run_state.state.steps.get(step.name, StepMemory())
-    known = memory.streams.get(key) or _find_renamed(run_state, step, key)
-    if known is not None:
-        return Path(known)
-    name = run_state.path.name.removesuffix(".json").removesuffix(".state")
-    return choose_directory(run_state.path.with_name(f"{name}.checkpoints"), step.name)
-
-
-def _find_renamed(run_state: RunState, step: Step, key: str) -> str | None:
-    """The checkpoint of a step that is not there any more, and meant the same or never came to its end."""
-    names = {one.name for one in run_state.list_steps()}
-    steps = run_state.state.steps
-    claimed = {steps[name].streams.get(key) for name in names if name in steps}
-    definition = describe_definition(step, run_state.pipeline)
-    for name, memory in steps.items():
-        same = not memory.successes or memory.find_success(definition) is not None
-        if name not in names and same and key in memory.streams and memory.streams[key] not in claimed:
-            return memory.streams[key]
-    return None
-
-
-def _get_declared(run_state: RunState, step: Step) -> str | None:
-    found = {
-        require_stream(run_state.pipeline.sources[name]).checkpoint for name in find_streams(run_state, step)
-    } - {None}
-    if len(found) > 1:
-        raise InputError(
-            f"The streams of source {step.source!r} have several checkpoints: {', '.join(map(str, found))}.",
-            hint="one query has one checkpoint: give them the same.",
-        )
-    return next(iter(found), None)
-
-
-def _describe_query(run_state: RunState, step: Step) -> dict[str, Any]:
-    """What a query must have in common with the one that began its checkpoint."""
-    names = find_streams(run_state, step)
-    streams = [_identify(require_stream(run_state.pipeline.sources[name])) for name in names]
-    codes = run_state.resources.graph.codes
-    several = [
-        codes[one].digest
-        for one in run_state.resources.graph.list_sources(require(step.source))
-        if one in codes
-    ]
-    return {
-        "target": run_state.make_target_key(require(step.target)),
-        "streams": streams,
-        "topics": tuple(run_state.topics.get(name, {}) for name in names) if run_state.topics else (),
-        "code": " ".join(several) if len(names) > 1 else "",
-    }
-
-
-def _identify(stream: Stream) -> dict[str, Any]:
-    chosen = {name: value for name, value in stream.options.items() if name.lower() in _IDENTIFYING}
-    place = {"path": redact(stream.path)} if stream.path else {}
-    return {"format": stream.format.lower(), **place, **{name: str(value) for name, value in chosen.items()}}
-
-
-def _find_difference(found: Checkpoint, fresh: Checkpoint) -> str:
-    """How the query of a checkpoint differs from the step's, but for topics; empty where it does not."""
-    if found.pipeline != fresh.pipeline:
-        return f"is of the pipeline {found.pipeline!r}"
-    if found.target != fresh.target:
-        return f"is of the target {found.target}, and the step writes {fresh.target}"
-    if found.streams != fresh.streams:
-        return f"is of {_show_streams(found)}, and the step reads {_show_streams(fresh)}"
-    if found.code != fresh.code:
-        return "is of another query over several streams, which Spark knows by their order"
-    return ""
-
-
-def _make_foreign(step: Step, found: Checkpoint, difference: str) -> InputError:
-    other = "" if is_append(step) else "; or run once with --full-refresh, which begins a new one here"
-    return InputError(
-        f"The checkpoint of step {step.name!r}, {found.directory}, {difference}.",
-        path=found.directory,
-        hint=f"declare it as it was, or give the step another name or checkpoint{other}.",
-    )
-
-
-def _find_remade_topic(found: Checkpoint, fresh: Checkpoint) -> str:
-    """A topic that has another id than the one whose messages the checkpoint counts; empty for none."""
-    for was, now in zip(found.topics, fresh.topics, strict=False):
-        for name, known in was.items():
-            if now.get(name, known) != known:
-                return name
-    return ""
-
-
-def _make_remade(run_state: RunState, step: Step, found: Checkpoint, topic: str) -> InputError:
-    way = "run once with --full-refresh, which takes the topic from its beginning"
-    if is_append(step):
-        way = "give the step another name and the source another checkpoint, to take it from its beginning"
-    names = find_streams(run_state, step)
-    number = next(at for at, known in enumerate(found.topics) if topic in known)
-    where = run_state.pipeline.origin or f"pipeline {run_state.pipeline.name!r}"
-    return InputError(
-        f"{where}, [sources.{names[number]}] stream: the topic {topic!r} was deleted and made again, and the"
-        f" checkpoint of step {step.name!r}, {found.directory}, counts the messages of the one before: what"
-        " of them was not taken is gone.",
-        path=found.directory,
-        hint=f"{way}.",
-    )
-
-
-def _show_streams(checkpoint: Checkpoint) -> str:
-    return " and ".join(
-        " ".join([str(one.get("format", "")), *(str(value) for key, value in one.items() if key != "format")])
-        for one in checkpoint.streams
-    )
-
-
-def _find_lost(
-    run_state: RunState, step: Step, fresh: Checkpoint, commits: Mapping[str, Mapping[str, str]]
-) -> str | None:
-    """The directory of a checkpoint that is gone, but which the state or the target knows of."""
-    memory = run_state.state.steps.get(step.name, StepMemory())
-    known = memory.streams.get(make_stream_key(fresh))
-    if known is not None:
-        return known
-    start = f"{run_state.make_step_id(step.name)}/"
-    if not memory.streams and any(app.startswith(start) for app in commits):
-        return fresh.directory
-    return None
-
-
-def _make_loss(run_state: RunState, step: Step, directory: str) -> DamagedTable:
-    way = "remove the target, to have it filled again" if is_append(step) else "run once with --full-refresh"
-    where = run_state.show_target_path(require(step.target))
-    return DamagedTable(
-        f"The checkpoint of step {step.name!r} is not in {directory} any more, while {where} has batches of"
-        " it: what of the stream was taken is not known.",
-        path=directory,
-        hint=f"restore it there; or {way}.",
-    )
+    with add_place(f"{show_pipeline(run_state)}, [sources.{name}] stream"):
+        reach_topics(stream, run_state.resources.session)
+    run_state.reached.add(name)
 
 
 # Running
@@ -434,6 +233,8 @@ class StreamStep:
         if self.run_state.stop.is_set() or self._find_new_files(checkpoint) == []:
             return StreamOutcome((*notes, "there is nothing new"))
         frame = self._read_frame()
+        guards = tuple(self._make_guards(checkpoint))
+        frame = self._look_up_keys(frame, guards)
         arguments, left_out = make_batch_arguments(self.step, self.run_state.resources)
         self._keep(checkpoint)
         batch = StepBatch(
@@ -443,11 +244,11 @@ class StreamStep:
             {**arguments, "properties": self._make_properties()},
             checkpoint.results,
             checkpoint.location,
-            tuple(self._make_guards(checkpoint)),
+            guards,
         )
         self._await(frame, batch, checkpoint)
-        finish_refresh(checkpoint)
         raw = read_results(checkpoint)
+        finish_checkpoint(checkpoint, self._read_last_records(checkpoint) if raw else checkpoint.records)
         result = combine_results(raw)
         if result is None:
             return StreamOutcome((*notes, "there is nothing new"))
@@ -483,21 +284,61 @@ class StreamStep:
             memory.streams[key] = checkpoint.directory
             self.run_state.write()
 
+    def _read_last_records(self, checkpoint: Checkpoint) -> tuple[Records, ...]:
+        """The last messages of Kafka that were taken, by which the next run knows their topics."""
+        sources = self.run_state.pipeline.sources
+        streams = [require_stream(sources[name]) for name in find_streams(self.run_state, self.step)]
+        known = checkpoint.records or ({},) * len(streams)
+        if not any(map(is_kafka, streams)):
+            return checkpoint.records
+        try:
+            return tuple(
+                read_last_records(stream, self.run_state.resources.session, offsets) if offsets else before
+                for stream, offsets, before in zip(
+                    streams, share_offsets(streams, read_offsets(checkpoint)), known, strict=True
+                )
+            )
+        except (InputError, EngineError) as error:  # all is taken, and those of before still tell a topic
+            log.warning("step %s: the last messages could not be read again: %s", self.step.name, error)
+            return checkpoint.records
+
     def _make_properties(self) -> dict[str, str]:
         return {**(self.step.options.get("properties") or {}), "run_id": self.run_state.run_id}
 
     def _make_guards(self, checkpoint: Checkpoint) -> Iterator[BatchGuard]:
+        marks = (f"__intarsia_reference{number}" for number in count())
         for guard in list_guards(self.run_state.list_steps(), self.step):
             if isinstance(guard, StepGuard):
                 found = parse_references(guard, self.run_state.pipeline)
+                is_appended = guard.unique and isinstance(self.step, Write)
                 yield BatchGuard(
                     guard,
                     f"{checkpoint.app_id}/{guard.name}",
                     self.run_state.run_id,
                     None if guard.quarantine is None else self._make_target(guard.quarantine),
-                    tuple((one, self._make_target(one.name)) for one in found),
+                    tuple(
+                        (one, next(marks) if one.is_source else self._make_target(one.name)) for one in found
+                    ),
+                    self._make_target(require(self.step.target)) if is_appended else None,
                     checkpoint.refreshing,
                 )
+
+    def _look_up_keys(self, frame: Any, guards: Sequence[BatchGuard]) -> Any:
+        """The stream with a column for each foreign key into a source: whether the source has the key.
+
+        It is a part of the query, so that the source is read by this run alone, also where batches are taken
+        by a process of a Connect server; its keys are persisted, and the same for all batches.
+        """
+        for guard in guards:
+            for one, name in guard.references:
+                if isinstance(name, str):
+                    with add_place(f"step {guard.step.name!r}"):
+                        keys = self.run_state.resources.persist(
+                            self.run_state.resources.read_keys(one).distinct()
+                        )
+                        check_columns(guard.step, frame.columns)
+                        frame = mark_found(one, frame, keys, name)
+        return frame
 
     def _make_target(self, name: str) -> StreamTarget:
         return StreamTarget(self.run_state.pipeline.targets[name], self.run_state.resources.get_table(name))
