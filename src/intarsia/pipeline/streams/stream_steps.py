@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,20 @@ def check_streams(run_state: RunState) -> None:
         for name in streams:
             _check_path(run_state, name)
             _find_topics(run_state, name)
-        resolve_checkpoint(run_state, step)
+        with _name_stream(run_state, streams[0]):
+            resolve_checkpoint(run_state, step)
+
+
+@contextmanager
+def _name_stream(run_state: RunState, name: str) -> Iterator[None]:
+    """Name the file and the stream in an error about its checkpoint."""
+    try:
+        yield
+    except (InputError, DamagedTable) as error:
+        where = run_state.pipeline.origin or f"pipeline {run_state.pipeline.name!r}"
+        message = error.message[:1].lower() + error.message[1:]
+        told = f"{where}, [sources.{name}] stream: {message}"
+        raise type(error)(told, path=error.path, hint=error.hint) from error
 
 
 def _check_path(run_state: RunState, name: str) -> None:
