@@ -114,7 +114,8 @@ def test_queries_and_functions_run_once_and_leave_the_session_as_it_was(
         (
             "def double(x):\n    raise ValueError('bad row')\n\n"
             "def score(orders):\n    from pyspark.sql.functions import udf\n"
-            "    bad = udf(double)('customer').alias('country')\n    return orders.selectExpr('*', '1.0 as total').select('*', bad)",
+            "    bad = udf(double)('customer').alias('country')\n"
+            "    return orders.selectExpr('*', '1.0 as total').select('*', bad)",
             ["transforms.py:score, line 2: The source", "ValueError: bad row"],
         ),
         (Source(sql="select id,\ncast(customer as int) as country from orders"), ["sql, line 2: The"]),

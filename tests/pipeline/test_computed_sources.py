@@ -319,12 +319,12 @@ def test_a_parameter_is_a_value_whatever_is_in_it(tmp_path: Path, rows: Rows, te
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("from orders o", "from ordrs o", ["[sources.revenue] sql", "line 17, ", "'ordrs'", "mean 'orders'?"]),
+        ("from orders o", "from ordrs o", ["revenue] sql", "line 17, ", "'ordrs'", "mean 'orders'?"]),
         ("from orders o", "from lake.orders o", ["line 17, ", "lake.orders", "by their names alone"]),
         ("from orders o", "from read_parquet('x') o", ["line 17, ", "read_parquet", "a source of its own"]),
         ("from orders o", "frm orders o", ["[sources.revenue] sql", "line 17, ", "cannot be read"]),
         ("from orders o", "from {{ ref('orders') }} o", ["line 17, ", "there are no templates"]),
-        ("where o.amount", "{% if is_incremental() %} where o.amount", ["line 19, ", "there are no templates"]),
+        ("where o.amount", "{% if is_incremental() %} where o.amount", ["line 19", "there are no templates"]),
         ("from orders o", "from revenue o", ["line 17, ", "reads itself"]),
         (">= ${least}", ">= '${least}'", ["line 19, ", "${least} is in quotes", "leave the quotes out"]),
         ("from orders o", "from ${least} o", ["line 17, ", "stands for a name", "never pasted"]),

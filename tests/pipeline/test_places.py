@@ -96,7 +96,7 @@ def declare(root: Path, source: str) -> Path:
         ('sql = """\nselect id\nfrom rw\n"""', "line 10, [sources.totals] sql: there is no source or"),
         ('sql = "select id from rw"', "line 8, [sources.totals] sql: there is no source or target 'rw'"),
         ("sql = 'select ${x} as id from raw'", "line 8, [sources.totals] sql: ${x} is neither"),
-        ("sql = 'select * from more'\n[sources.more]\nsql = 'select * from totals'", "line 7, [sources.totals]: "),
+        ("sql = 'select * from more'\n[sources.more]\nsql = 'select * from totals'", "line 7, [sources.to"),
         ("sql = 'select id from raw'\nwher = 'x'", "line 7, [sources.totals]: the key 'wher'"),
     ],
 )  # fmt: skip
