@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from intarsia.errors import IntarsiaError
     from intarsia.reading import inspect, read, snapshot
     from intarsia.spark.tables import spark_table
+    from intarsia.undo import history, restore
 
 __version__ = "0.1.0"
 
@@ -41,6 +42,7 @@ _HOMES = {
     "compact": "intarsia.api",
     "deduplicate": "intarsia.api",
     "delete": "intarsia.api",
+    "history": "intarsia.undo",
     "iceberg": "intarsia.api",
     "inspect": "intarsia.reading",
     "merge": "intarsia.api",
@@ -48,6 +50,7 @@ _HOMES = {
     "plan": "intarsia.api",
     "read": "intarsia.reading",
     "recover": "intarsia.api",
+    "restore": "intarsia.undo",
     "snapshot": "intarsia.reading",
     "spark_table": "intarsia.spark.tables",
     "update": "intarsia.api",
@@ -64,6 +67,7 @@ __all__ = [
     "compact",
     "deduplicate",
     "delete",
+    "history",
     "iceberg",
     "inspect",
     "merge",
@@ -71,6 +75,7 @@ __all__ = [
     "plan",
     "read",
     "recover",
+    "restore",
     "snapshot",
     "spark_table",
     "update",

@@ -61,6 +61,7 @@ from intarsia.options import (
 )
 from intarsia.request import make_request, open_iceberg, refresh_spark, show_target
 from intarsia.sql.parse import parse_assignments
+from intarsia.undo import restore
 
 log = get_logger(__name__)
 
@@ -438,8 +439,8 @@ def plan(operation: Operation | Callable[..., MergeResult], *args: Any, **kwargs
 
     Args:
         operation: :func:`merge`, :func:`delete`, :func:`update`, :func:`write`, :func:`compact`,
-            :func:`optimize` or :func:`deduplicate`, or its name; an editor completes and checks the arguments
-            of the function.
+            :func:`optimize`, :func:`deduplicate` or :func:`restore`, or its name; an editor completes and
+            checks the arguments of the function.
         args: positional arguments of that function.
         kwargs: its keyword arguments and options.
 
@@ -451,11 +452,13 @@ def plan(operation: Operation | Callable[..., MergeResult], *args: Any, **kwargs
         >>> it.plan(it.delete, "lake/orders", "id = 1").count("rewrite")
         1
     """
-    calls = {call.__name__: call for call in (merge, delete, update, write, compact, optimize, deduplicate)}
+    known = (merge, delete, update, write, compact, optimize, deduplicate, restore)
+    calls: dict[str, Callable[..., MergeResult]] = {call.__name__: call for call in known}
     call = next((one for name, one in calls.items() if operation is one or str(operation) == name), None)
     if call is None:
         raise InputError(f"There is no operation {operation!r} to plan; there is {', '.join(calls)}.")
-    made = call(*args, **{"measured_bytes": PLAN_BYTES, **kwargs, "dry_run": True}).plan
+    limit = {} if call is restore else {"measured_bytes": PLAN_BYTES}
+    made = call(*args, **{**limit, **kwargs, "dry_run": True}).plan
     assert made is not None
     return made
 

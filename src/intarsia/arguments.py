@@ -46,7 +46,7 @@ Curve = Literal["zorder", "hilbert", "linear"]
 Strategy = StrategyName | MergeStrategy
 Evolution = Literal["add", "widen"]
 SchemaEvolution = Evolution | Literal["add,widen"] | Collection[Evolution]
-Operation = Literal["merge", "delete", "update", "write", "compact", "optimize", "deduplicate"]
+Operation = Literal["merge", "delete", "update", "write", "compact", "optimize", "deduplicate", "restore"]
 Predicate = str | pc.Expression
 """A condition on rows: SQL text, or an expression of ``pyarrow.compute``."""
 

@@ -200,7 +200,7 @@ def list_engines(engine: EngineLike, operation: str, source: RowSource | None) -
 
     ``auto`` is among them where the memory budget chooses; ``object`` is an engine that the caller made.
     """
-    if operation in ("inspect", "snapshot", "recover"):
+    if operation in ("inspect", "snapshot", "recover", "history", "restore"):
         return frozenset()
     if isinstance(engine, str) and engine == "auto":
         if is_spark(source):

@@ -10,6 +10,7 @@
         ColumnNotFound (ArrowKeyError)   a column that was named is not there
           PartitionColumnNotFound        also NothingMatched: a partition_filter that names no partition
         SchemaMismatch                   also pa.ArrowInvalid and pa.ArrowTypeError
+        RestoreError                     a version that cannot be restored; says which can
       NothingMatched (FileNotFoundError) no Parquet file to work on
       StorageError (OSError)             the file system said no; keeps errno
       CommitError (RuntimeError)
@@ -118,6 +119,15 @@ class ColumnNotFound(InputError, pa.ArrowKeyError):
 
 class SchemaMismatch(InputError, pa.ArrowInvalid, pa.ArrowTypeError):
     """Source and target cannot be brought to one schema without losing data."""
+
+
+class RestoreError(InputError):
+    """A version that cannot be restored: unknown, not retained, or changed by others since. Nothing was
+    changed; ``versions`` are those that can be, newest first."""
+
+    def __init__(self, message: str, *, versions: tuple[int, ...] = (), **context: Any) -> None:
+        super().__init__(message, **context)
+        self.versions = versions
 
 
 class NothingMatched(IntarsiaError, FileNotFoundError):

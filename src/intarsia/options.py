@@ -43,6 +43,7 @@ __all__ = [
     "PartitionFilter",
     "ReadOptions",
     "RecoverOptions",
+    "RestoreOptions",
     "RewriteOptions",
     "RowSource",
     "SparkTableOptions",
@@ -259,6 +260,10 @@ class RecoverOptions(InspectOptions, _FileLock, _SharedLock, total=False):
     """Options of ``recover``."""
 
 
+class RestoreOptions(RecoverOptions, _Retain, _Properties, total=False):
+    """Options of ``restore``."""
+
+
 class _Rewrite(_Address, _Branch, _FileLock, _SharedLock, _Retain, _Engine, _Files, _Commit, total=False):
     """Options of every operation that writes, without those that some calls have as arguments."""
 
@@ -315,6 +320,8 @@ OPERATION_OPTIONS: Mapping[str, type[Any]] = {
     "inspect": InspectOptions,
     "snapshot": InspectOptions,
     "recover": RecoverOptions,
+    "history": InspectOptions,
+    "restore": RestoreOptions,
 }
 
 

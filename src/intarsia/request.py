@@ -42,7 +42,15 @@ from intarsia.options import (
 from intarsia.show.progress import Terminal, make_reporter
 from intarsia.tables.parquet import ParquetTable
 
-__all__ = ["Request", "describe_call", "make_request", "open_iceberg", "refresh_spark", "show_target"]
+__all__ = [
+    "Request",
+    "describe_call",
+    "make_request",
+    "open_iceberg",
+    "refresh_spark",
+    "show_target",
+    "sync_catalog",
+]
 
 _PATTERN = re.compile(r"[*?]|\[[^\]/]+\]")
 _READ_ATTEMPTS = 20

@@ -31,7 +31,7 @@ def promises_broken(operation: Operation, root: str, answer: Answer, *, tidy: bo
         problems = [f"before recovery: {p}" for p in seen]
         if operation.recover is not None:
             if tidy:
-                problems += [f"left behind by a failure: {name}" for name in leftovers(root)]
+                problems += [f"left behind by a failure: {name}" for name in _leftovers(operation, root)]
             return problems + _after_recovery(operation, operation.recover, root, answer)
         if as_state(read_rows(root)) not in _expected(operation, answer):
             problems.append("neither the old nor the new state, for ever")
@@ -61,8 +61,14 @@ def _after_recovery(
     files = count_files(root)
     if operation.files is not None and files not in _files(operation, answer):
         problems.append(f"{files} files are left")
-    problems += [f"left behind: {name}" for name in leftovers(root)]
+    problems += [f"left behind: {name}" for name in _leftovers(operation, root)]
     return problems
+
+
+def _leftovers(operation: Operation, root: str) -> list[str]:
+    """What is left that nobody has asked for."""
+    retains = operation.before is not None
+    return [name for name in leftovers(root) if not (retains and name.startswith("retained/"))]
 
 
 def _expected(operation: Operation, answer: Answer) -> list[State]:

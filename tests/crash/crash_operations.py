@@ -55,9 +55,14 @@ class Operation:
     side_files: bool = False
     """Hadoop and Dask have been here: every file has a checksum beside it, and all of them a summary."""
 
+    before: Callable[[str], None] | None = None
+    """Makes the old state of the dataset, with what it retains."""
+
     def setup(self, root: str) -> None:
         if not self.fresh:
             make_dataset(root)
+        if self.before is not None:
+            self.before(root)
         if self.side_files:
             add_side_files(root)
 
@@ -272,6 +277,29 @@ def api_recover(root: str) -> None:
     intarsia.recover(root)
 
 
+def delete_retaining(root: str) -> None:
+    intarsia.delete(root, "p = 1 or k = 1", retain=5)
+
+
+def upsert_retaining(root: str) -> None:
+    intarsia.merge(source((p, k, 1) for p, k in [*CHANGED, (1, 9), (2, 9)]), root, on=["p", "k"], retain=5)
+
+
+def empty_and_overwrite_retaining(root: str) -> None:
+    intarsia.delete(root, "true", retain=5)
+    rows = [(p, k, v) for (p, k), v in OVERWRITTEN.items()]
+    intarsia.write(source(rows), root, mode="overwrite", partition_by=["p"], retain=5)
+
+
+def api_restore_first(root: str) -> None:
+    """The state before the first commit, which other programs have made."""
+    intarsia.restore(root, 0)
+
+
+def api_restore_empty(root: str) -> None:
+    intarsia.restore(root, 1, retain=0)
+
+
 CHANGED = [(0, 1), (0, 2), (1, 5), (1, 6)]
 MERGED: State = {(0, 1): 1, (0, 3): 0, (3, 1): 1}
 OLD_ROWS: list[Row] = [row for rows in FILES.values() for row in rows]
@@ -306,6 +334,33 @@ OPERATIONS = [
         in_place=True,
         recover=api_recover,
         fresh=True,
+    ),
+    Operation(
+        "intarsia.restore after a delete",
+        api_restore_first,
+        OLD,
+        DELETED,
+        in_place=True,
+        recover=api_recover,
+        before=delete_retaining,
+    ),
+    Operation(
+        "intarsia.restore after an upsert",
+        api_restore_first,
+        OLD,
+        UPSERTED,
+        in_place=True,
+        recover=api_recover,
+        before=upsert_retaining,
+    ),
+    Operation(
+        "intarsia.restore of no rows",
+        api_restore_empty,
+        {},
+        OVERWRITTEN,
+        in_place=True,
+        recover=api_recover,
+        before=empty_and_overwrite_retaining,
     ),
     Operation(
         "side files, replace and add",

@@ -28,6 +28,8 @@ ENGINES = {
     "inspect": [],
     "snapshot": [],
     "recover": [],
+    "history": [],
+    "restore": [],
 }
 
 

@@ -29,12 +29,14 @@ COMMANDS = {
     "expire": "Which snapshots of the Iceberg table TARGET are too old;"
     " --apply removes them and their files.",
     "graph": "Draw what a declared pipeline reads and writes; runs nothing.",
+    "history": "The commits of TARGET, newest first: who, when, what, and how much.",
     "init": "Write a small project that runs: a pipeline with a query, a function, tests and some rows.",
     "inspect": "What TARGET looks like: files, rows, partitions, columns.",
     "merge": "Set the rows of SOURCE files (Parquet, Arrow, CSV, JSON) into the table TARGET by key.",
     "optimize": "Order the rows of TARGET so that filters on some columns read less.",
     "plan": "What an operation would do to each file, and why; writes nothing.",
     "recover": "Finish or undo what a crashed writer left in the dataset TARGET.",
+    "restore": "Bring back the state of TARGET after VERSION, as history lists it, in one commit.",
     "run": "Run the pipeline that a TOML or Python file declares, on Spark unless it says otherwise."
     " PIPELINE is the file, or orders.py:daily for one of several pipelines in it.",
     "sweep": "Which files at the Iceberg table TARGET nothing refers to; --apply removes them.",

@@ -22,6 +22,7 @@ from intarsia.cli.options import (
 )
 from intarsia.cli.plain import inspection_to_json
 from intarsia.cli.screen import Screen, get_screen
+from intarsia.cli.undo import limit_option, restore, restore_options, show_history
 from intarsia.doctor import Finding, State, examine
 from intarsia.errors import NothingMatched
 from intarsia.tables.parquet import ParquetTable
@@ -166,6 +167,25 @@ _declare(
     _recover,
     "recover",
     _TARGET,
+    *place_options,
+)
+_declare(
+    show_history,
+    "history",
+    _TARGET,
+    limit_option,
+    *branch_options,
+    _MASTER,
+    *place_options,
+)
+_declare(
+    restore,
+    "restore",
+    _TARGET,
+    click.argument("version", type=click.IntRange(min=0)),
+    *restore_options,
+    *branch_options,
+    _MASTER,
     *place_options,
 )
 _declare(

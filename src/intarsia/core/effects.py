@@ -48,7 +48,7 @@ class OperationCall:
     """What is known of a call; what is not known yet counts as possible."""
 
     operation: str
-    """One of :data:`CHANGES`, or ``read``, ``inspect``, ``snapshot``, ``recover``."""
+    """A change, or ``read``, ``inspect``, ``snapshot``, ``history``, ``recover``, ``restore``."""
     target: Literal["path", "parquet", "iceberg"] = "path"
     """A path or URL; else a table that was opened before."""
     engines: frozenset[str] = frozenset(("arrow", "duckdb", "spark"))
@@ -99,9 +99,13 @@ _DELETES = _Need(
     lambda call: f"{call.operation} writes whole files",
 )
 _CHANGE = _Need(lambda call: call.operation in CHANGES, lambda call: f"{call.operation} commits nothing")
+_COMMIT = _Need(
+    lambda call: call.operation in (*CHANGES, "restore"), lambda call: f"{call.operation} commits nothing"
+)
 _DRY_RUN = _Need(lambda call: call.dry_run, lambda call: "it is for dry runs, and this is none")
 _LOCKED = _Need(
-    lambda call: call.operation in (*CHANGES, "recover"), lambda call: f"{call.operation} takes no lock"
+    lambda call: call.operation in (*CHANGES, "recover", "restore"),
+    lambda call: f"{call.operation} takes no lock",
 )
 _IN_PROCESS = _Need(
     lambda call: bool(call.engines & {"arrow", "duckdb"}),
@@ -160,7 +164,7 @@ OPTIONS: Mapping[str, tuple[_Need, ...]] = {
     "single_writer": (_PATH, _LOCKED),
     "lock_timeout": (_PATH, _LOCKED),
     "lock": (_PATH, _LOCKED),
-    "retain": (_PATH, _CHANGE),
+    "retain": (_PATH, _COMMIT),
     "branch": (_ICEBERG,),
     "mode": (_ICEBERG, _DELETES),
     "threads": (_IN_PROCESS,),
@@ -178,7 +182,7 @@ OPTIONS: Mapping[str, tuple[_Need, ...]] = {
     "columns": (_SOURCE, _TEXT_FILES),
     "dialect": (_SQL,),
     "progress": (_CHANGE,),
-    "properties": (_CHANGE,),
+    "properties": (_COMMIT,),
     "app_id": (_CHANGE,),
     "batch_id": (_CHANGE,),
     "measured_bytes": (_CHANGE, _DRY_RUN),

@@ -169,6 +169,15 @@ class DeduplicateIntent(_Intent):
     partition_filter: Any = None
 
 
+@dataclass(frozen=True, slots=True)
+class RestoreIntent(_Intent):
+    """Bring back the state after a version; made of whole files, so that no engine has a part in it."""
+
+    operation: ClassVar[str] = "restore"
+
+    version: int
+
+
 Intent = (
     MergeIntent
     | DeleteIntent

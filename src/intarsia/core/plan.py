@@ -182,6 +182,8 @@ class Plan:
 
     @property
     def bytes_to_read(self) -> int:
+        if self.operation == "restore":  # files are put back as they are
+            return 0
         whole = sum(p.file.size for p in self.touched if p.action in ("rewrite", "regroup"))
         return self.bytes_to_scan + whole
 

@@ -15,7 +15,7 @@ from intarsia.common.source import IngestedSource
 from intarsia.core.change import Change, Committed, Matches, Staged, StagedFile, Staging
 from intarsia.core.dry_run import PLAN_BYTES, DryRun, count_new_files, discard_output, estimate_new_bytes
 from intarsia.core.effects import check_write_options
-from intarsia.core.file_table import list_kinds
+from intarsia.core.history import RowCounts
 from intarsia.core.intent import (
     CompactIntent,
     DeduplicateIntent,
@@ -220,7 +220,9 @@ def _execute(execution: Execution, engine: Engine) -> tuple[Plan, Change]:
     matches = engine.match(execution)
     plan = resolve_plan(execution.plan, execution.prepared, matches)
     change = plan.make_change(matches, engine.stage(execution.with_plan(plan), matches))
-    return _finish_plan(plan, change), change
+    plan = _finish_plan(plan, change)
+    counts = RowCounts(plan.inserted, plan.updated, plan.deleted)
+    return plan, replace(change, counts=counts, engine=engine.name)
 
 
 def _finish_plan(plan: Plan, change: Change) -> Plan:
@@ -248,7 +250,7 @@ def _finish_plan(plan: Plan, change: Change) -> Plan:
 def _meets_old_calendar(intent: Intent, snapshot: Snapshot) -> bool:
     """Whether source rows may be written to files whose old calendar Spark applies to their dates."""
     return isinstance(intent, MergeIntent) and any(
-        find_exact_columns(file) is not None for file in list_kinds(snapshot.files)
+        find_exact_columns(file) is not None for file in snapshot.files.list_kinds()
     )
 
 
@@ -337,11 +339,10 @@ def _may_plan_again(table: Table, attempt: int, attempts: int) -> bool:
 
     Where writers have no lock to wait at, more often, and after a moment that differs between them.
     """
-    without_lock: int | None = getattr(table, "commit_attempts", None)
-    if without_lock is None:
+    if table.commit_attempts is None:
         return attempt < attempts
     time.sleep(random.uniform(0, min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**attempt)))
-    return attempt < max(attempts, without_lock)
+    return attempt < max(attempts, table.commit_attempts)
 
 
 def _with_schema(change: Change, prepared: Prepared, snapshot: Snapshot) -> Change:

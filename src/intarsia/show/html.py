@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
+from intarsia.core.history import History
 from intarsia.show import svg
 from intarsia.show.page import Fact, Line, Page, PageItem, PageTable, make_page
 from intarsia.show.tiles import Drawable, Kind
@@ -53,7 +54,7 @@ overflow-wrap:anywhere;color:inherit}
 """
 
 
-def render(value: Drawable) -> str:
+def render(value: Drawable | History) -> str:
     """The value as a fragment of HTML that is well-formed XML too; every text from outside is escaped.
 
     It follows the reader's light or dark setting and brings its own background, so that it reads
@@ -61,7 +62,8 @@ def render(value: Drawable) -> str:
     """
     page = make_page(value, most_files=MOST_FILES)
     parts = [_render_top(page), _render_cards(page.facts)]
-    parts.append(f'<div class="pic">{svg.layout(value, heading=False)}</div>')
+    if not isinstance(value, History):  # which has no files to draw
+        parts.append(f'<div class="pic">{svg.layout(value, heading=False)}</div>')
     parts += [_render_table(table) for table in page.tables]
     parts += [f'<div class="note">{_escape(note)}</div>' for note in page.notes]
     return f'<div class="intarsia"><style>{_STYLE}</style>{"".join(parts)}</div>'
@@ -92,8 +94,10 @@ def _render_item(item: PageItem) -> str:
 def _render_table(table: PageTable) -> str:
     heads = "".join(f"<th{_make_number_class(table, name)}>{_escape(name)}</th>" for name in table.columns)
     lines = "".join(_render_line(table, line) for line in table.lines)
+    shown = ' open="open"' if table.is_open else ""
     return (
-        f"<details><summary>{_escape(table.title)} ({len(table.lines)})</summary>"
+        f"<details{shown}>"
+        f"<summary>{_escape(table.title)} ({len(table.lines)})</summary>"
         f"<table><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table></details>"
     )
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from intarsia.core.history import Commit, History
 from intarsia.core.inspection import ColumnFacts, Inspection, PartitionFacts
 from intarsia.core.intent import Intent, MergeIntent, OptimizeIntent, WriteIntent
 from intarsia.core.plan import FilePlan, Plan
@@ -54,6 +56,8 @@ class PageTable:
     columns: tuple[str, ...]
     lines: tuple[Line, ...]
     numbers: frozenset[str] = frozenset()
+    is_open: bool = False
+    """Whether a notebook shows it at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +72,11 @@ class Page:
     notes: tuple[str, ...]
 
 
-def make_page(value: Drawable, *, most_files: int = MOST_FILES) -> Page:
+def make_page(value: Drawable | History, *, most_files: int = MOST_FILES) -> Page:
     """The page of a value; tables of more files than ``most_files`` are grouped."""
     match value:
+        case History():
+            return _make_history_page(value)
         case Plan():
             return _make_plan_page(value, most_files)
         case MergeResult():
@@ -476,6 +482,65 @@ def _show_stored_type(column: ColumnFacts, files: int) -> str:
         return shown
     some = "" if column.int96_files == files else f" in {units.format_count(column.int96_files, 'file')}"
     return f"{shown} (INT96{some})"
+
+
+# Histories
+
+
+def _make_history_page(history: History) -> Page:
+    commits = history.commits
+    times = [commit.time for commit in commits if commit.time is not None]
+    can = sorted(history.restorable)
+    lines = tuple(_make_commit_line(commit) for commit in commits)
+    columns = ("version", "time", "operation", "by", "rows", "files", "written", "total", "batch", "state")
+    return Page(
+        "history",
+        units.make_printable(history.root),
+        f"version {units.format_number(history.version)}",
+        _make_facts(
+            ("branch", _make_words(history.branch or "")),
+            ("commits", [PageItem(units.format_number(len(commits)))]),
+            ("since", _make_words(_show_time(min(times)) if times else "")),
+            (
+                "restorable",
+                [PageItem(units.format_number(len(can)), f"from version {can[0]}")]
+                if can
+                else _make_words("none"),
+            ),
+        ),
+        (PageTable("commits", columns, lines, frozenset({"version", "written", "total"}), is_open=True),)
+        if lines
+        else (),
+        _clean_notes(history.notes),
+    )
+
+
+def _make_commit_line(commit: Commit) -> Line:
+    batch = "" if commit.app_id is None else f"{commit.app_id} {_show_known(commit.batch_id, str)}".strip()
+    state = "rolled back" if commit.rolled_back else "restorable" if commit.restorable else ""
+    cells = (
+        str(commit.version),
+        _show_known(commit.time, _show_time),
+        commit.operation,
+        commit.user or commit.engine or "",
+        _show_signed(("+", commit.inserted), ("~", commit.updated), ("-", commit.deleted)),
+        _show_signed(("+", commit.files_added), ("~", commit.files_replaced), ("-", commit.files_removed)),
+        _show_known(commit.bytes_written, units.format_size),
+        _show_known(commit.rows_after, units.format_number),
+        batch,
+        state,
+    )
+    return Line(tuple(map(units.make_printable, cells)), "removed" if commit.rolled_back else None)
+
+
+def _show_time(time: dt.datetime) -> str:
+    return time.astimezone(dt.UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _show_signed(*counts: tuple[str, int | None]) -> str:
+    """As in ``+3 ~1 -2``: inserted or added, changed, and gone; empty where nothing is known."""
+    known = [(mark, count) for mark, count in counts if count is not None]
+    return " ".join(f"{mark}{count:,}" for mark, count in known if count) or ("0" if known else "")
 
 
 def _show_known(value: Any, shown: Any) -> str:

@@ -6,6 +6,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
+from intarsia.core.history import History
 from intarsia.show import tiles, units
 from intarsia.show.page import Fact, Line, Page, PageTable, make_page
 from intarsia.show.tiles import Drawable, Kind
@@ -40,7 +41,9 @@ _COLORS: dict[Kind, str] = {
 }
 
 
-def render(value: Drawable, *, width: int = WIDTH, color: bool = False, unicode: bool | None = None) -> str:
+def render(
+    value: Drawable | History, *, width: int = WIDTH, color: bool = False, unicode: bool | None = None
+) -> str:
     """The value in words and numbers, in lines of at most ``width`` columns.
 
     Args:
@@ -210,7 +213,8 @@ def _fill(table: PageTable) -> PageTable:
     """The table without empty columns: a terminal is narrow."""
     used = [number for number in range(len(table.columns)) if any(line.cells[number] for line in table.lines)]
     lines = tuple(Line(tuple(line.cells[number] for number in used), line.kind) for line in table.lines)
-    return PageTable(table.title, tuple(table.columns[number] for number in used), lines, table.numbers)
+    columns = tuple(table.columns[number] for number in used)
+    return PageTable(table.title, columns, lines, table.numbers, table.is_open)
 
 
 def _shrink_widths(widths: Sequence[int], room: int) -> list[int]:

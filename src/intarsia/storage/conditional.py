@@ -214,3 +214,50 @@ def _resolve(send: Callable[[], None], look: Callable[[], bool | None], path: st
         path=path,
         changed=None,
     ) from last
+
+
+def replace_object(
+    client: ObjectClient, path: str, data: bytes, tag: str | None, is_done: Callable[[bytes], bool]
+) -> bool:
+    """Put an object in the place of the one with a tag (None: of none); False where that is gone for good.
+
+    For objects that remember who has written them: ``is_done`` tells from the bytes that are there now
+    whether ``data`` has been there, though others may have written since. No tag may come back.
+
+    Raises:
+        Unanswered, StorageError: as :func:`create` does.
+    """
+
+    unsure = False
+
+    def send() -> None:
+        nonlocal unsure
+        try:
+            client.put(path, data, IfAbsent() if tag is None else IfMatch(tag))
+        except (ConditionFailed, Unanswered):
+            unsure = True
+            raise
+        except StorageError as error:
+            if error.errno == errno.ENOENT and tag is not None:
+                raise ConditionFailed(str(error)) from error  # the object is gone
+            raise
+
+    def look() -> bool | None:
+        # In this order: what is read is never older than the tag.
+        found = client.head(path)
+        now = read_if_there(client, path)
+        if now is not None and is_done(now):
+            return True
+        same = (None if found is None else found.tag) == tag
+        return None if same else False
+
+    try:
+        return _resolve(send, look, path)
+    except Unanswered:
+        raise
+    except StorageError as error:
+        if not unsure:
+            raise
+        raise Unanswered(
+            f"Whether {path} was written could not be found out: {error}", path=path, changed=None
+        ) from error

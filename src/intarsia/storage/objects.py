@@ -14,6 +14,7 @@ import pyarrow.fs as pafs
 from intarsia.errors import StorageError
 from intarsia.storage.conditional import (
     STAGED_TAG,
+    TRANSACTION,
     ConditionFailed,
     IfMatch,
     ObjectClient,
@@ -141,6 +142,11 @@ class ObjectStorage(RemoteStorage):
     def place(self, source: str, target: str, planned: str | None, txid: str) -> bool:
         """Put a staged object in the place of the planned one, or of none; whether it is there now."""
         return place(self.client, self._head(source), target, planned, txid)
+
+    def find_writer(self, path: str) -> str | None:
+        """The transaction that put an object there; None for an object of somebody else, or none."""
+        found = self.client.head(path)
+        return None if found is None else found.metadata.get(TRANSACTION)
 
     def is_placed(self, source: str, target: str, txid: str) -> bool:
         """Whether a transaction's staged object has its place already."""

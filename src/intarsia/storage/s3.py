@@ -58,7 +58,9 @@ class BotocoreTransport:
         from botocore.config import Config
 
         custom = settings["endpoint_override"]
-        self.endpoint = f"{settings['scheme']}://{custom}" if custom else f"aws:{settings['region']}"
+        if custom and "://" not in custom:  # PyIceberg gives a whole URL
+            custom = f"{settings['scheme']}://{custom}"
+        self.endpoint = custom or f"aws:{settings['region']}"
         config: dict[str, Any] = {
             **_TIMEOUTS,
             "max_pool_connections": _CONNECTIONS,
@@ -80,7 +82,7 @@ class BotocoreTransport:
         self._client = botocore.session.get_session().create_client(
             "s3",
             region_name=settings["region"] or None,
-            endpoint_url=f"{settings['scheme']}://{custom}" if custom else None,
+            endpoint_url=custom or None,
             aws_access_key_id=settings["access_key"] or None,
             aws_secret_access_key=settings["secret_key"] or None,
             aws_session_token=settings["session_token"] or None,

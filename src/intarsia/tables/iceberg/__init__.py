@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         write_deleted_data_manifests,
         write_existing_data_manifests,
     )
+    from intarsia.tables.iceberg.single_object_catalog import ObjectCatalog, object_catalog
     from intarsia.tables.iceberg.specs import find_compatible_schema
     from intarsia.tables.iceberg.table import IcebergTable
 
@@ -27,6 +28,7 @@ _HOMES = {
     "Expired": "intarsia.tables.iceberg.maintenance",
     "IcebergTable": "intarsia.tables.iceberg.table",
     "ManifestOutput": "intarsia.tables.iceberg.manifest_writer",
+    "ObjectCatalog": "intarsia.tables.iceberg.single_object_catalog",
     "Orphans": "intarsia.tables.iceberg.maintenance",
     "embedded_catalog": "intarsia.tables.iceberg.catalog",
     "expire_snapshots": "intarsia.tables.iceberg.maintenance",
@@ -34,6 +36,7 @@ _HOMES = {
     "group_entries_by_spec": "intarsia.tables.iceberg.manifest_writer",
     "group_files_by_spec": "intarsia.tables.iceberg.manifest_writer",
     "new_manifest_writer_for_spec": "intarsia.tables.iceberg.manifest_writer",
+    "object_catalog": "intarsia.tables.iceberg.single_object_catalog",
     "remove_orphans": "intarsia.tables.iceberg.maintenance",
     "validate_added_data_files": "intarsia.tables.iceberg.manifest_writer",
     "write_added_manifests": "intarsia.tables.iceberg.manifest_writer",
@@ -46,6 +49,7 @@ __all__ = [
     "Expired",
     "IcebergTable",
     "ManifestOutput",
+    "ObjectCatalog",
     "Orphans",
     "embedded_catalog",
     "expire_snapshots",
@@ -53,6 +57,7 @@ __all__ = [
     "group_entries_by_spec",
     "group_files_by_spec",
     "new_manifest_writer_for_spec",
+    "object_catalog",
     "remove_orphans",
     "validate_added_data_files",
     "write_added_manifests",

@@ -10,11 +10,14 @@ from contextvars import ContextVar
 from typing import Any
 
 from pydantic import ValidationError as ModelError
-from pyiceberg.catalog import Catalog, MetastoreCatalog
+from pyiceberg.catalog import Catalog, MetastoreCatalog, PropertiesUpdateSummary
 from pyiceberg.exceptions import CommitFailedException, ValidationError
 from pyiceberg.io import FileIO
 from pyiceberg.serializers import Compressor, ToOutputFile
-from pyiceberg.table.metadata import TableMetadata, TableMetadataV3
+from pyiceberg.table import StagedTable, Table, TableProperties
+from pyiceberg.table.locations import load_location_provider
+from pyiceberg.table.metadata import TableMetadata, TableMetadataV3, new_table_metadata
+from pyiceberg.table.update import TableRequirement, TableUpdate
 from pyiceberg.typedef import IcebergBaseModel
 from pyiceberg.types import NestedField
 
@@ -31,6 +34,53 @@ def prepare_catalog(catalog: Catalog) -> Catalog:
     if isinstance(catalog, MetastoreCatalog) and "_write_metadata" not in vars(catalog):
         vars(catalog)["_write_metadata"] = _write_metadata
     return catalog
+
+
+def stage_new_table(
+    catalog: MetastoreCatalog,
+    key: tuple[tuple[str, ...], str],
+    schema: Any,
+    location: str | None,
+    **made: Any,
+) -> tuple[TableMetadata, FileIO, str]:
+    """The metadata of a table that is to be created, and where it is to be written; nothing is written."""
+    properties = made.get("properties") or {}
+    version = int(properties.get(TableProperties.FORMAT_VERSION, TableProperties.DEFAULT_FORMAT_VERSION))
+    converted = catalog._convert_schema_if_needed(schema, version)  # type: ignore[arg-type]
+    where = catalog._resolve_table_location(location, ".".join(key[0]), key[1])
+    metadata = new_table_metadata(location=where, schema=converted, **made)
+    path = load_location_provider(where, properties).new_table_metadata_file_location()
+    return metadata, catalog._load_file_io(properties, path), path
+
+
+def stage_update(
+    catalog: MetastoreCatalog,
+    current: Table | None,
+    identifier: tuple[str, ...],
+    requirements: tuple[TableRequirement, ...],
+    updates: tuple[TableUpdate, ...],
+) -> StagedTable:
+    """The table after updates, whose requirements are checked; nothing is written."""
+    return catalog._update_and_stage_table(current, identifier, requirements, updates)
+
+
+def write_metadata(catalog: MetastoreCatalog, metadata: TableMetadata, io: FileIO, path: str) -> None:
+    """Write a metadata file as the catalog does."""
+    catalog._write_metadata(metadata, io, path)
+
+
+def load_table_io(catalog: Catalog, metadata: TableMetadata, location: str) -> FileIO:
+    """How the files of a table are reached."""
+    return catalog._load_file_io(metadata.properties, location)
+
+
+def update_namespace(
+    catalog: MetastoreCatalog, said: dict[str, str], removals: set[str] | None, updates: dict[str, Any]
+) -> tuple[PropertiesUpdateSummary, dict[str, str]]:
+    """The properties of a namespace after an update, and what that did."""
+    return catalog._get_updated_props_and_update_summary(
+        current_properties=said, removals=removals, updates=updates
+    )
 
 
 @contextmanager

@@ -63,9 +63,10 @@ def embedded_catalog(directory: str | os.PathLike[str], *, name: str = CATALOG_N
 
 
 def open_catalog(catalog: Any) -> Catalog:
-    """A catalog object as it is, a warehouse directory, or the name of a configured catalog.
+    """A catalog object as it is, a warehouse, or the name of a configured catalog.
 
-    A string names a configured catalog unless it looks like a path. A name and settings are those of a
+    A string names a configured catalog unless it looks like a path or a URL; the catalog of a URL is one
+    object, that of a directory a SQLite file. A name and settings are those of a
     catalog of Spark.
 
     Raises:
@@ -76,6 +77,10 @@ def open_catalog(catalog: Any) -> Catalog:
 
     if isinstance(catalog, Catalog):
         return prepare_catalog(catalog)
+    if _is_object_catalog(catalog):
+        from intarsia.tables.iceberg.single_object_catalog import object_catalog
+
+        return object_catalog(catalog)
     if _is_directory(catalog):
         return embedded_catalog(catalog)
     if isinstance(catalog, tuple):
@@ -201,6 +206,16 @@ def _is_directory(catalog: Any) -> bool:
     return isinstance(catalog, os.PathLike) or (isinstance(catalog, str) and os.sep in catalog)
 
 
+def _is_object_catalog(catalog: Any) -> bool:
+    """Whether a warehouse is on a store, or is a directory whose catalog is one file, ``catalog.json``."""
+    if isinstance(catalog, str) and "://" in catalog and not catalog.startswith("file:"):
+        return True
+    if not _is_directory(catalog):
+        return False
+    directory = Path(to_path_text(catalog, "catalog=")).expanduser()
+    return (directory / "catalog.json").exists() and not (directory / CATALOG_FILE).exists()
+
+
 def open_table(target: Any, catalog: Any = None) -> Table:
     """A table of PyIceberg, or the one that an identifier names in a catalog.
 
@@ -227,6 +242,7 @@ def open_table(target: Any, catalog: Any = None) -> Table:
         )
     if (
         _is_directory(catalog)
+        and not _is_object_catalog(catalog)
         and not (Path(to_path_text(catalog, "catalog=")).expanduser() / CATALOG_FILE).exists()
     ):
         # A typo must not make a warehouse.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,8 +13,11 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 
-from intarsia.core.change import Change, Staging
-from intarsia.core.snapshot import DataFile, Snapshot, TableFormat
+from intarsia.core.change import Change, Committed, Staging
+from intarsia.core.file_table import Files, FileTuple
+from intarsia.core.history import History
+from intarsia.core.restoration import Restoration
+from intarsia.core.snapshot import Snapshot, TableFormat
 from intarsia.errors import InputError, NotSupported
 from intarsia.tables.iceberg.batches import find_highest_batch, find_last_batch, find_last_commits
 from intarsia.tables.iceberg.catalog import TableReference, load_table, open_table
@@ -32,6 +35,7 @@ from intarsia.tables.iceberg.properties import (
     WriteProperties,
     property_as_choice,
 )
+from intarsia.tables.iceberg.rollback import make_branch_history, plan_rollback, roll_back
 from intarsia.tables.iceberg.scan import MANY_FILES, FooterLoader, ManifestEntries, TableScanContext
 from intarsia.tables.iceberg.schemas import find_unstored_columns, refuse_unwritable, to_arrow_schema
 from intarsia.tables.iceberg.specs import SpecPartitioner, find_compatible_schema
@@ -91,6 +95,8 @@ class IcebergTable:
         check_mode(self._table.metadata, mode)
         BranchState.of(self._table, branch, self._cache)
 
+    commit_attempts = None  # a commit tries again by itself
+
     @staticmethod
     def of(
         target: Any, catalog: Any = None, branch: str | None = None, mode: str | None = None
@@ -147,7 +153,7 @@ class IcebergTable:
         """
         seen = self._seen or self._read()
         if not snapshot_id:
-            return replace(seen.snapshot, files=())
+            return seen.snapshot.with_files()
         head = seen.state.metadata.snapshot_by_id(snapshot_id)
         if head is None:
             return None
@@ -198,6 +204,23 @@ class IcebergTable:
             seen.state, seen.snapshot, seen.store, WriteProperties.of(seen.state.metadata)
         )
         return IcebergTransaction(self, context, operation)
+
+    def history(self) -> History:
+        """The snapshots of the branch, newest first. Writes nothing."""
+        return make_branch_history(self.read_state(), self.root)
+
+    def plan_restore(self, version: int) -> Restoration:
+        """What setting the branch back would do; raises RestoreError where it cannot be. Writes nothing."""
+        return plan_rollback(self, version)
+
+    def restore(self, version: int, properties: Mapping[str, str]) -> tuple[Restoration, Committed | None]:
+        """Set the branch back to a snapshot; see :func:`intarsia.tables.iceberg.rollback.roll_back`."""
+        return roll_back(self, version, properties)
+
+    def load_state(self) -> tuple[Table, BranchState]:
+        """The table as the catalog has it, and its branch at that moment."""
+        table = self.load()
+        return table, BranchState.of(table, self.branch, self._cache)
 
     def recover(self, *, run_id: str | None = None) -> tuple[str, ...]:
         """Nothing: a commit that did not come through has changed nothing."""
@@ -252,10 +275,10 @@ class IcebergTable:
         found = enumerate(map(index.find_deletes, entries)) if index else ()
         deletes = {number: one for number, one in found if one}
         guessed = sum(one.is_estimate for one in deletes.values())
-        files: Sequence[DataFile]
+        files: Files
         if len(entries) < MANY_FILES:
             pairs = enumerate(entries)
-            files = tuple(context.make_data_file(one, deletes.get(n, NO_DELETES)) for n, one in pairs)
+            files = FileTuple(context.make_data_file(one, deletes.get(n, NO_DELETES)) for n, one in pairs)
         else:
             files = ManifestEntries(context, entries, deletes).make_files()
         properties = _read_write_properties(metadata)

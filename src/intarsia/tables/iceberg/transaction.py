@@ -29,6 +29,7 @@ from intarsia.tables.iceberg.manifests import ContentFile, DataFileContent, Mani
 from intarsia.tables.iceberg.metrics import read_metrics
 from intarsia.tables.iceberg.position_deletes import DeleteGranularity, write_position_deletes
 from intarsia.tables.iceberg.properties import SERIALIZABLE, WriteProperties
+from intarsia.tables.iceberg.rollback import make_summary_info
 from intarsia.tables.iceberg.scan import IcebergScanTask, TableScanContext
 from intarsia.tables.iceberg.schemas import to_arrow_scalar
 from intarsia.tables.iceberg.snapshot_producer import FileChange, ManifestMergeOptions, SnapshotOptions
@@ -180,6 +181,7 @@ class IcebergTransaction:
             "engine-version": intarsia.__version__,
             "intarsia.operation": change.operation,
             "intarsia.txid": self.txid,
+            **make_summary_info(change.counts, change.engine),
         }
         return {**change.properties, **ours}
 

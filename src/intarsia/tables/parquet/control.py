@@ -20,6 +20,9 @@ _OWN = re.compile(r"-[0-9a-f]{32}-[0-9]{5,}\.parquet$")
 _GONE = re.compile(r"^\d{12}\.gone$")
 _STAGING = re.compile(r"^\.staging_([0-9a-f]{32})$")
 _SUMMARY = "summary.json"
+_ARCHIVE = re.compile(r"^history-\d{12}\.json$")
+_ARCHIVES = 40
+"""How many are kept: of about a thousand commits, a few hundred bytes each."""
 _FOLD_ABOVE = 32
 _FOLD_KEEPS = 8
 _READ_ATTEMPTS = 50
@@ -216,6 +219,9 @@ class Control:
     def make_note(self, record: Record) -> bytes:
         """What the log keeps of a commit that is published."""
         note: dict[str, Any] = {"seq": record.seq, "txid": record.txid, "operation": record.operation}
+        replaced = sum(item.was is not None for item in record.adds)
+        note["files"] = [len(record.adds) - replaced, replaced, len(record.removes)]
+        note["info"] = record.info.to_json()
         if record.metadata is not None:
             note["metadata"] = asdict(record.metadata)
         return json.dumps({**note, "properties": dict(record.properties)}).encode() + b"\n"
@@ -275,13 +281,47 @@ class Control:
         if len(finished) <= _FOLD_ABOVE:
             return
         folded = finished[:-_FOLD_KEEPS]
+        self.storage.write(self.make_archive_path(folded), self.make_archive(folded))
         draft = f"{self.log}/{_SUMMARY}.part"
         self.storage.write(draft, self.make_summary(names, folded))
         self.storage.move(draft, f"{self.log}/{_SUMMARY}")
         # Before a record goes, the summary must be durable, and so must the end of its intent.
         self.storage.sync(self.log)
-        for name in folded:
+        for name in (*folded, *self.list_old_archives(names)):
             self.storage.remove(f"{self.log}/{name}")
+
+    def make_archive_path(self, folded: Iterable[str]) -> str:
+        """Where the notes of commits go that are folded: they are for people, and nothing depends on them."""
+        return f"{self.log}/history-{max(name[:12] for name in folded)}.json"
+
+    def make_archive(self, folded: Iterable[str]) -> bytes:
+        """The notes that are to be folded, one after the other."""
+        notes = [_parse_json(self.storage.read(f"{self.log}/{name}")) for name in folded]
+        return json.dumps([note for note in notes if note]).encode() + b"\n"
+
+    def list_old_archives(self, names: Iterable[str]) -> list[str]:
+        """Archives beyond those that are kept."""
+        return sorted(name for name in names if _ARCHIVE.match(name))[:-_ARCHIVES]
+
+    def read_notes(self) -> list[dict[str, Any]]:
+        """What the log has of commits, oldest first; of those that are not published yet, the same."""
+        return self._read_names(self._read_notes)
+
+    def _read_notes(self, names: list[str]) -> list[dict[str, Any]]:
+        found: dict[tuple[int, str], dict[str, Any]] = {}
+        for name in names:
+            if _ARCHIVE.match(name):
+                notes = _parse_notes(self.storage.read(f"{self.log}/{name}"))
+            elif _NAME.match(name) and name.endswith(".done"):
+                notes = [_parse_json(self.storage.read(f"{self.log}/{name}"))]
+            elif _NAME.match(name) and not self._is_kept(name, names):
+                notes = [_parse_json(self.make_note(self._read_record(name)))]
+            else:
+                continue
+            for note in notes:
+                if isinstance(note, dict) and type(note.get("seq")) is int:
+                    found.setdefault((note["seq"], str(note.get("txid"))), note)
+        return [found[key] for key in sorted(found)]
 
     def make_summary(self, names: list[str], folded: Iterable[str]) -> bytes:
         """The summary of the log with more notes in it, those that are to be folded."""
@@ -322,6 +362,15 @@ def _parse_json(data: bytes) -> dict[str, Any]:
     except ValueError:
         return {}
     return raw if isinstance(raw, dict) else {}
+
+
+def _parse_notes(data: bytes) -> list[Any]:
+    """An archive of notes; none where it is damaged, since they are for people."""
+    try:
+        raw = json.loads(data)
+    except ValueError:
+        return []
+    return raw if isinstance(raw, list) else []
 
 
 def _list_batches(record: dict[str, Any]) -> dict[str, int]:

@@ -389,7 +389,10 @@ class Journal:
         storage, control = self.storage, self.control
         base = control.make_staging_path(record.txid)
         target = f"{control.retained}/{record.seq:012d}-{record.txid}"
-        if storage.stat(f"{base}/old") is not None:
+        # A store has no directory of a commit that has replaced nothing; its record is needed to undo it.
+        if storage.stat(f"{base}/old") is not None or (
+            not storage.atomic and storage.stat(f"{target}/intent.json") is None
+        ):
             storage.make_directories(control.retained)
             storage.write(f"{base}/old/intent.json", record.to_json())
             storage.move(f"{base}/old", target)

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from intarsia.core.change import Change
+from intarsia.core.history import CommitInfo
 from intarsia.core.snapshot import Snapshot
 from intarsia.errors import DamagedTable, UnsafePath
 from intarsia.tables.parquet.footers import strip_values
@@ -83,6 +84,8 @@ class FileAdd:
     was: tuple[Any, ...] | None = None
     kept: str | None = None
     """Name under ``old/`` of the replaced file."""
+    made: tuple[Any, ...] | None = None
+    """Fingerprint of the new file, as far as it is known before it has its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +115,11 @@ class Record:
     """Files that describe data files as they were: removed before any of these changes."""
     metadata: DatasetMetadata | None = None
     """Schema and partition columns, where the dataset has no file afterwards."""
+    info: CommitInfo = field(default_factory=CommitInfo)
 
     def to_json(self) -> bytes:
-        return json.dumps({"version": VERSION, **asdict(self)}, separators=(",", ":")).encode() + b"\n"
+        plain = {"version": VERSION, **asdict(self), "info": self.info.to_json()}
+        return json.dumps(plain, separators=(",", ":")).encode() + b"\n"
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> Record:
@@ -129,6 +134,7 @@ class Record:
                 removes=tuple(_parse_remove(item) for item in raw.pop("removes")),
                 metadata=_parse_metadata(raw.pop("metadata", None)),
                 side_files=tuple(_parse_remove(item) for item in raw.pop("side_files", ())),
+                info=CommitInfo.from_json(raw.pop("info", None)),
                 **raw,
             )
             record.check()
@@ -196,8 +202,12 @@ def _parse_metadata(raw: dict[str, Any] | None) -> DatasetMetadata | None:
 
 
 def _parse_add(raw: dict[str, Any]) -> FileAdd:
-    was = raw.pop("was")
-    return FileAdd(was=None if was is None else _parse_fingerprint(was), **raw)
+    was, made = raw.pop("was"), raw.pop("made", None)
+    return FileAdd(
+        was=None if was is None else _parse_fingerprint(was),
+        made=None if made is None else _parse_fingerprint(made),
+        **raw,
+    )
 
 
 def _parse_remove(raw: dict[str, Any]) -> FileRemove:
@@ -217,7 +227,7 @@ def move_partitions_last(schema: pa.Schema, partition_columns: tuple[str, ...]) 
 
 def decides_metadata(change: Change, before: Snapshot) -> bool:
     """Whether a change makes a dataset without files, or gives one another schema or partitions."""
-    if change.schema is None or not change.schema.names or _has_files_after(change, before):
+    if change.schema is None or not change.schema.names or has_files_after(change, before):
         return False
     schema = move_partitions_last(change.schema, change.partition_columns)
     same = schema.equals(before.schema, check_metadata=True)
@@ -226,7 +236,7 @@ def decides_metadata(change: Change, before: Snapshot) -> bool:
 
 def make_metadata_after(change: Change, before: Snapshot) -> DatasetMetadata | None:
     """What the log has to keep after a change: all that files would tell, where none is left."""
-    if _has_files_after(change, before):
+    if has_files_after(change, before):
         return None
     schema, columns = before.schema, before.partition_columns
     if change.schema is not None:
@@ -238,7 +248,8 @@ def make_metadata_after(change: Change, before: Snapshot) -> DatasetMetadata | N
     return DatasetMetadata.of(schema, columns, before.model_footer if same else None)
 
 
-def _has_files_after(change: Change, before: Snapshot) -> bool:
+def has_files_after(change: Change, before: Snapshot) -> bool:
+    """Whether any file is there after a change."""
     removed = {file.path for file in change.removed}
     return bool(change.added) or any(file.path not in removed for file in before.files)
 

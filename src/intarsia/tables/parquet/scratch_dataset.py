@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow.fs as pafs
 
 from intarsia.core.change import Change, Committed, Staging, make_transaction_id
+from intarsia.core.file_table import FileTuple
 from intarsia.core.partitioner import PartitionDirectories
 from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.storage import FileEntry
@@ -21,10 +22,11 @@ from intarsia.tables.parquet.checks import check_written, is_recorded
 from intarsia.tables.parquet.entries import Located
 from intarsia.tables.parquet.footers import Footer, read_footers
 from intarsia.tables.parquet.listing import Listing, list_outdated, make_removal_notes
+from intarsia.tables.parquet.places import ParquetOutputLocation, Places
 from intarsia.tables.parquet.record import make_metadata_after
 from intarsia.tables.parquet.retained import FileKey, find_retained
 from intarsia.tables.parquet.snapshot import FooterSet, assemble_snapshot, without_files
-from intarsia.tables.parquet.table import ParquetOutputLocation, ParquetTable, Places
+from intarsia.tables.parquet.table import ParquetTable
 
 __all__ = ["ScratchDataset"]
 
@@ -56,6 +58,8 @@ class ScratchDataset:
     def workspace(self) -> tuple[pafs.FileSystem, str, str]:
         """As of the dataset; see :attr:`ParquetTable.workspace`."""
         return self._base.workspace
+
+    commit_attempts = None  # nobody else writes here
 
     def snapshot(self) -> Snapshot:
         """The dataset's state when the dry run began, with the changes since."""
@@ -143,7 +147,7 @@ class ScratchDataset:
         footers = FooterSet.of([footer for _, footer in files])
         made = assemble_snapshot(self._base.control, self.root, listing, [one for one, _ in files], footers)
         # What the dry run wrote has no fingerprint: nobody else knows of it.
-        data = tuple(
+        data = FileTuple(
             replace(file, fingerprint=()) if self._place.holds(file.location) else file for file in made.files
         )
         made = replace(made, files=data, version=before.version + 1, filesystem=self._place.filesystem)

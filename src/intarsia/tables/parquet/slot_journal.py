@@ -330,6 +330,8 @@ class SlotJournal(Journal):
         before = found.get(_SUMMARY)
         entry = None if before is None else FileEntry(_SUMMARY, "file", before.size, 0, before.tag, 0)
         summary = self.control.make_summary(sorted(found), folded)
+        archive = self.control.make_archive_path(folded)
+        self._store.create(archive, self.control.make_archive(folded))
         if not self._store.swap(f"{self.control.log}/{_SUMMARY}", summary, entry):
             return  # another writer does the same
         ended = max(name[:12] for name in folded)
@@ -338,6 +340,8 @@ class SlotJournal(Journal):
             for name in old:
                 if name.endswith(suffix):
                     self.storage.remove(f"{self.control.log}/{name}")
+        for name in self.control.list_old_archives(found):
+            self.storage.remove(f"{self.control.log}/{name}")
 
     def _try(self, action: str, what: str, do: Callable[[], object]) -> bool:
         """Do what may be left to the next writer; whether it was done."""

@@ -9,19 +9,22 @@ import posixpath
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+import intarsia
 from intarsia.common.log import get_logger
 from intarsia.common.paths import redact_path
-from intarsia.core.change import Change, Committed, Staging, make_transaction_id
+from intarsia.core.change import Change, Committed, StagedFile, Staging, make_transaction_id
 from intarsia.core.file_table import find_unknown
+from intarsia.core.history import CommitInfo, History
 from intarsia.core.partitioner import PartitionDirectories
 from intarsia.core.ports import Distribute
+from intarsia.core.restoration import Restoration
 from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.errors import CommitConflict, DamagedTable, InputError, NotSupported, StorageError
 from intarsia.storage import FileEntry, ObjectStorage, Storage, open_storage
@@ -37,7 +40,16 @@ from intarsia.tables.parquet.listing import (
     make_removal_notes,
     stat_side_files,
 )
-from intarsia.tables.parquet.record import FileAdd, FileRemove, Record, check_data_path, make_metadata_after
+from intarsia.tables.parquet.places import ParquetOutputLocation, Places
+from intarsia.tables.parquet.record import (
+    DatasetMetadata,
+    FileAdd,
+    FileRemove,
+    Record,
+    has_files_after,
+    make_metadata_after,
+)
+from intarsia.tables.parquet.restore import commit_restoration, find_restoration, make_history
 from intarsia.tables.parquet.retained import FileKey, find_retained
 from intarsia.tables.parquet.slot_journal import SlotJournal, read_store_note
 from intarsia.tables.parquet.snapshot import Footers, take_snapshot, take_state
@@ -290,6 +302,24 @@ class ParquetTable:
         """Whether the log goes on from a version and was not lost: a commit that it lacks was not made."""
         return self.control.read_log().version >= version or not self.snapshot().exists
 
+    def history(self) -> History:
+        """The commits that the log knows, newest first. Writes nothing."""
+        return make_history(self.control, self.root)
+
+    def plan_restore(self, version: int) -> Restoration:
+        """What a restore of a version would do; writes nothing. Raises RestoreError where it cannot be."""
+        return find_restoration(self.control, self.snapshot(), version).value
+
+    def restore(self, version: int, properties: Mapping[str, str]) -> tuple[Restoration, Committed | None]:
+        """Bring back the state after a version, in one commit; None where there was nothing to do."""
+        with self.transaction("restore") as transaction:
+            found = find_restoration(self.control, transaction.snapshot, version)
+            if found.value.is_empty:
+                return found.value, None
+            if self.retain is None:  # what is kept stays, so that the restore can be undone, too
+                transaction.retain = len(self.storage.names(self.control.retained)) + 1
+            return commit_restoration(transaction, found, properties)
+
     def find_retained(self, now: Snapshot, wanted: Collection[FileKey]) -> Snapshot | None:
         """Files that later commits have replaced or removed, as they were; None unless all are kept."""
         return find_retained(self.control, now, wanted)
@@ -317,12 +347,16 @@ class ParquetTransaction:
         self._table = table
         self._journal = journal
         self._operation = operation
-        self._storage: Storage = table.storage
+        self.storage: Storage = table.storage
         self._root = table.control.root
         self._directory = table.control.make_staging_path(self.txid)
         self._places = Places(
             self.txid, self._root, snapshot.partition_columns, PartitionDirectories.of(snapshot.files)
         )
+        self.retain: int | None = None
+        """As that of the table, for this commit."""
+        self.former_metadata: DatasetMetadata | None = None
+        """What a restore brings back where no file is left."""
         self._record: Record | None = None
         self._finished = False
         self._staged = False
@@ -332,8 +366,8 @@ class ParquetTransaction:
         """Where to write; created on first use."""
         new = f"{self._directory}/new"
         self._staged = True
-        self._storage.make_directories(new)
-        return Staging(filesystem=self._storage.filesystem, directory=new, txid=self.txid)
+        self.storage.make_directories(new)
+        return Staging(filesystem=self.storage.filesystem, directory=new, txid=self.txid)
 
     def new_file_path(
         self, partition: Mapping[str, Any], prefix: str, ordinal: int, *, beside: DataFile | None = None
@@ -405,7 +439,7 @@ class ParquetTransaction:
 
     def _read_staged(self, change: Change) -> list[pq.FileMetaData]:
         try:
-            return read_written(self._storage.filesystem, change.written)
+            return read_written(self.storage.filesystem, change.written)
         except FileNotFoundError as error:
             raise DamagedTable(
                 f"A staged file is gone: {error}", path=self._directory, txid=self.txid
@@ -414,10 +448,10 @@ class ParquetTransaction:
     def _make_record(self, change: Change) -> Record:
         names = (f"{number:05d}.part" for number in itertools.count())
         replaced = (
-            FileAdd(item.old.path, posixpath.basename(item.new.location), item.old.fingerprint, next(names))
+            replace(self._make_add(item.new), was=item.old.fingerprint, kept=next(names))
             for item in change.replaced
         )
-        added = (FileAdd(file.path, posixpath.basename(file.location)) for file in change.added)
+        added = (self._make_add(file) for file in change.added)
         return Record(
             seq=self.snapshot.version + 1,
             txid=self.txid,
@@ -426,13 +460,38 @@ class ParquetTransaction:
             adds=(*replaced, *added),
             removes=tuple(FileRemove(file.path, file.fingerprint, next(names)) for file in change.removed),
             properties=dict(change.properties),
-            retain=self._table.retain,
+            retain=self._table.retain if self.retain is None else self.retain,
             fresh=not self.snapshot.exists,
-            metadata=make_metadata_after(change, self.snapshot),
+            metadata=self._make_metadata(change),
+            info=self._make_info(change),
             side_files=tuple(
                 FileRemove(entry.path, entry.fingerprint, next(names))
                 for entry in list_outdated(_list_touched(change), self.snapshot.side_files)
             ),
+        )
+
+    def _make_add(self, staged: StagedFile) -> FileAdd:
+        made: tuple[Any, ...] = (staged.size, 0, None)
+        if self.storage.atomic and (entry := self.storage.stat(staged.location)) is not None:
+            made = entry.fingerprint  # the file keeps it when it gets its name
+        return FileAdd(staged.path, posixpath.basename(staged.location), made=made)
+
+    def _make_metadata(self, change: Change) -> DatasetMetadata | None:
+        if self.former_metadata is not None and not has_files_after(change, self.snapshot):
+            return self.former_metadata
+        return make_metadata_after(change, self.snapshot)
+
+    def _make_info(self, change: Change) -> CommitInfo:
+        counts, before = change.counts, self.snapshot
+        rows = None if counts is None else before.rows + counts.inserted - counts.deleted
+        files = len(before.files) + len(change.added) - len(change.removed)
+        return CommitInfo.now(
+            intarsia.__version__,
+            counts,
+            engine=change.engine,
+            bytes_written=sum(file.size for file in change.written),
+            rows_after=rows,
+            files_after=files,
         )
 
     def _check_unchanged(self, change: Change) -> None:
@@ -450,7 +509,7 @@ class ParquetTransaction:
         if list_outdated(touched, self.snapshot.side_files) != list_outdated(touched, side_files):
             raise self._make_conflict(f"Another writer has described the files of {self.snapshot.root} anew.")
         for staged in change.added:
-            if self._storage.stat(f"{self._root}/{staged.path}") is not None:
+            if self.storage.stat(f"{self._root}/{staged.path}") is not None:
                 raise self._make_conflict(f"{self.snapshot.show_path(staged.path)} exists already.")
         if change.exclusive:
             names = list(found) if all_known else self._list_names()
@@ -461,12 +520,12 @@ class ParquetTransaction:
                     f"such as {appeared[0]}, since it was read."
                 )
         for directory in {posixpath.dirname(f"{self._root}/{path}") for path in touched}:
-            self._storage.check_writable(directory)
-            if not self._storage.can_move(directory, self._directory):
+            self.storage.check_writable(directory)
+            if not self.storage.can_move(directory, self._directory):
                 raise NotSupported(f"{directory} is on another device than the dataset.", path=directory)
 
     def _list_names(self) -> Sequence[str] | pa.StringArray:
-        entries = list_data_files(self._storage, self._root, names_only=True).entries
+        entries = list_data_files(self.storage, self._root, names_only=True).entries
         return entries.paths if isinstance(entries, EntryTable) else [entry.path for entry in entries]
 
     def _find_files(
@@ -476,7 +535,7 @@ class ParquetTransaction:
 
         A listing tells of all files; of few among many it takes less to ask for each.
         """
-        storage, root = self._storage, self._root
+        storage, root = self.storage, self._root
         requests = len(planned) + _STATS_PER_FILE * len(touched)
         each = _LISTED_LOCALLY if storage.atomic else _LISTED_AT_ONCE
         if requests * each > len(self.snapshot.files):
@@ -512,57 +571,3 @@ def _check_control(root: str, directory: str) -> None:
 
 def _list_touched(change: Change) -> list[str]:
     return [*(file.path for file in change.written), *(file.path for file in change.removed)]
-
-
-@dataclass(frozen=True, slots=True)
-class Places:
-    """The names that one transaction gives to new files."""
-
-    txid: str
-    root: str
-    partition_columns: tuple[str, ...]
-    directories: PartitionDirectories = field(default_factory=PartitionDirectories)
-    """Those that are there and are called otherwise than we would call them."""
-
-    def new_file_path(
-        self, partition: Mapping[str, Any], prefix: str, ordinal: int, *, beside: DataFile | None = None
-    ) -> str:
-        """In its partition's directory, or in that of the file ``beside``, unless that one is to go."""
-        name = f"{prefix}-{self.txid}-{ordinal:05d}.parquet"
-        if beside is None:
-            directory = self._choose_directory(partition)
-        else:
-            directory = posixpath.dirname(beside.path)
-            directory = self.directories.aliases.get(directory, directory)
-        path = posixpath.join(directory, name)
-        check_data_path(path)
-        return path
-
-    def filesystem_path(self, path: str) -> str:
-        """Where a file of the dataset lies; new ones get there by their commit only."""
-        return f"{self.root}/{path}"
-
-    def _choose_directory(self, partition: Mapping[str, Any]) -> str:
-        order = [column for column in self.partition_columns if column in partition]
-        values = {column: partition[column] for column in dict.fromkeys([*order, *partition])}
-        return self.directories.choose_directory(values, path=self.root)
-
-
-@dataclass(frozen=True, slots=True)
-class ParquetOutputLocation:
-    """A transaction's names and its staging directory; see :class:`intarsia.core.ports.OutputLocation`."""
-
-    places: Places
-    staging: Staging
-
-    @property
-    def txid(self) -> str:
-        return self.places.txid
-
-    def new_file_path(
-        self, partition: Mapping[str, Any], prefix: str, ordinal: int, *, beside: DataFile | None = None
-    ) -> str:
-        return self.places.new_file_path(partition, prefix, ordinal, beside=beside)
-
-    def filesystem_path(self, path: str) -> str:
-        return self.places.filesystem_path(path)
