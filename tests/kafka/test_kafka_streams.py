@@ -225,7 +225,9 @@ def test_a_topic_that_was_made_again_is_not_taken_for_the_one_before(
     web = Web(tmp_path, session, topics.broker.servers, "again")
     web.batches()
     topics.remove("again")
-    with pytest.raises(InputError, match=r"web.toml, \[sources.messages\] stream: there is no topic 'again'"):
+    with pytest.raises(
+        InputError, match=r"web.toml, line \d+, \[sources.messages\] stream: there is no topic 'again'"
+    ):
         web.run()
     topics.make("again")
     topics.send("again", click(3, "/c"), click(2, "/new"))
@@ -294,7 +296,9 @@ def test_a_topic_or_a_broker_that_is_not_there_is_told_before_anything_is_writte
     tmp_path: Path, session: Any, topics: Topics
 ) -> None:
     web = Web(tmp_path, session, topics.broker.servers, "clics")
-    with pytest.raises(InputError, match=r"web.toml, \[sources.messages\] stream: there is no topic 'clics'"):
+    with pytest.raises(
+        InputError, match=r"web.toml, line \d+, \[sources.messages\] stream: there is no topic 'clics'"
+    ):
         web.run()
     web.options |= {"kafka.bootstrap.servers": "127.0.0.1:1"}
     web.options |= {"kafka.default.api.timeout.ms": 3000, "kafka.request.timeout.ms": 3000}

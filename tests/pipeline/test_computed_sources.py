@@ -95,6 +95,10 @@ class Sales:
         assert old in text
         self.declare(text.replace(old, new))
 
+    def find_line(self, text: str) -> int:
+        lines = (self.root / "sales.toml").read_text().splitlines()
+        return 1 + next(number for number, line in enumerate(lines) if text in line)
+
     def use_function(self, text: str = SCORE, engine: str = "arrow") -> None:
         """The function ``score`` instead of the query."""
         self.declare(SALES.replace(f"sql = '''{QUERY}'''", 'python = "transforms.py:score"'))
@@ -221,7 +225,9 @@ def test_a_query_from_a_file_is_read_with_the_pipeline(sales: Sales, totals: Any
     assert sales.statuses() == ["unchanged", "done"]
     assert totals(sales) == {"Britain": -1.0}
     query.unlink()
-    with pytest.raises(InputError, match=r"sales\.toml, \[sources\.revenue\] sql_file: there is no file"):
+    with pytest.raises(
+        InputError, match=r"sales\.toml, line \d+, \[sources\.revenue\] sql_file: there is no file"
+    ):
         sales.run()
 
 
@@ -252,7 +258,8 @@ def test_a_value_that_cannot_be_computed_fails_the_step_with_the_query(sales: Sa
     sales.edit("cast(sum(o.amount) as double)", "cast(max(o.region) as double)")
     error = sales.fail()
     assert isinstance(error, InputError)
-    assert "sales.toml, [sources.revenue] sql, line 1: DuckDB refuses the query" in error.message
+    assert ", [sources.revenue] sql: DuckDB refuses the query" in error.message
+    assert f"sales.toml, line {sales.find_line('select r.country')}," in error.message
     assert "Could not convert string" in error.message
     assert not (sales.root / "lake" / "countries").exists()
 
@@ -312,15 +319,15 @@ def test_a_parameter_is_a_value_whatever_is_in_it(tmp_path: Path, rows: Rows, te
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("from orders o", "from ordrs o", ["[sources.revenue] sql", "line 2", "'ordrs'", "mean 'orders'?"]),
-        ("from orders o", "from lake.orders o", ["line 2", "lake.orders", "by their names alone"]),
-        ("from orders o", "from read_parquet('x') o", ["line 2", "read_parquet", "a source of its own"]),
-        ("from orders o", "frm orders o", ["[sources.revenue] sql", "line 2", "cannot be read"]),
-        ("from orders o", "from {{ ref('orders') }} o", ["line 2", "there are no templates"]),
-        ("where o.amount", "{% if is_incremental() %} where o.amount", ["line 4", "there are no templates"]),
-        ("from orders o", "from revenue o", ["line 2", "reads itself"]),
-        (">= ${least}", ">= '${least}'", ["line 4", "${least} is in quotes", "leave the quotes out"]),
-        ("from orders o", "from ${least} o", ["line 2", "stands for a name", "never pasted"]),
+        ("from orders o", "from ordrs o", ["revenue] sql", "line 17, ", "'ordrs'", "mean 'orders'?"]),
+        ("from orders o", "from lake.orders o", ["line 17, ", "lake.orders", "by their names alone"]),
+        ("from orders o", "from read_parquet('x') o", ["line 17, ", "read_parquet", "a source of its own"]),
+        ("from orders o", "frm orders o", ["[sources.revenue] sql", "line 17, ", "cannot be read"]),
+        ("from orders o", "from {{ ref('orders') }} o", ["line 17, ", "there are no templates"]),
+        ("where o.amount", "{% if is_incremental() %} where o.amount", ["line 19", "there are no templates"]),
+        ("from orders o", "from revenue o", ["line 17, ", "reads itself"]),
+        (">= ${least}", ">= '${least}'", ["line 19, ", "${least} is in quotes", "leave the quotes out"]),
+        ("from orders o", "from ${least} o", ["line 17, ", "stands for a name", "never pasted"]),
         (">= ${least}", ">= ${lest}", ["${lest}", "--param lest"]),
         ("select r.country", "delete from orders; select r.country", ["several statements"]),
         ('engine = "duckdb"', 'engine = "arrow"', ["'arrow' runs no queries", '"duckdb"', '"spark"']),
@@ -352,7 +359,8 @@ def test_a_column_that_is_not_there_fails_the_step_before_it_writes(sales: Sales
     sales.edit("sum(o.amount)", "sum(o.amont)")
     error = sales.fail()
     assert isinstance(error, InputError)
-    assert "sales.toml, [sources.revenue] sql, line 1: DuckDB refuses the query" in error.message
+    assert ", [sources.revenue] sql: DuckDB refuses the query" in error.message
+    assert f"sales.toml, line {sales.find_line('select r.country')}," in error.message
     assert error.path == str(sales.root / "sales.toml")
     assert "amont" in error.message
     assert not (sales.root / "lake" / "countries").exists()

@@ -91,7 +91,8 @@ def test_a_topic_is_declared_by_brokers_and_a_choice_of_topics(options: str) -> 
 def test_a_mistake_in_a_topic_is_told_with_its_place(more: str, told: str, hint: str) -> None:
     with pytest.raises(InputError, match=told) as caught:
         load(more)
-    assert str(caught.value).startswith("web.toml, [sources.clicks] stream")
+    assert str(caught.value).startswith("web.toml, line ")
+    assert ", [sources.clicks] stream" in str(caught.value)
     assert hint in (caught.value.hint or "")
 
 

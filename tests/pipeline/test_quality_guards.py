@@ -161,6 +161,36 @@ def test_what_was_quarantined_does_not_pass_though_its_key_is_there_now(
     assert shop.rows() == [(1, 1, 10), (4, 2, 7), (5, 9, 1)]
 
 
+@pytest.mark.parametrize("action", ["drop", "quarantine"])
+def test_rows_pass_in_the_next_run_when_a_step_below_brings_their_keys(small: Shop, action: str) -> None:
+    small.engine = "duckdb"
+    small.sources |= {
+        "all_orders": pipeline.Source(sql="select * from landing"),
+        "people": pipeline.Source(str(small.root / "people.parquet")),
+    }
+    small.lands("a", [(1, 1, 5), (2, 9, 5)])
+    pq.write_table(pa.table({"id": [1]}), small.root / "people.parquet")
+    quarantine = {"quarantine": "bad"} if action == "quarantine" else {}
+    steps = (
+        pipeline.Expect(
+            name="known",
+            source="all_orders",
+            references={"customer": "customers.id"},
+            action=action,
+            **quarantine,
+        ),
+        pipeline.Merge(name="orders", source="all_orders", target="orders", on="id"),
+        pipeline.Merge(name="people", source="people", target="customers", on="id"),
+    )
+    small.run(*steps).check()
+    assert small.rows() == [(1, 1, 5)]
+    pq.write_table(pa.table({"id": [9]}), small.root / "people.parquet")
+    small.run(*steps).check()  # the step below brings the key after rows were judged
+    small.run(*steps).check()
+    assert small.rows() == [(1, 1, 5), (2, 9, 5)]
+    assert {step.status for step in small.run(*steps).check().steps} == {"unchanged"}
+
+
 def test_a_key_that_repeats_in_files_judged_together_stays_out(
     small: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,7 +85,8 @@ def test_a_stream_is_read_with_paths_beside_its_file() -> None:
 def test_a_mistake_in_a_stream_is_told_with_its_place(source: str, told: str, hint: str) -> None:
     with pytest.raises(InputError, match=told) as caught:
         load(source)
-    assert str(caught.value).startswith("web.toml, [sources.clicks]")
+    assert str(caught.value).startswith("web.toml, line ")
+    assert ", [sources.clicks]" in str(caught.value)
     assert hint in (caught.value.hint or "")
 
 

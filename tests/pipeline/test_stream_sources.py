@@ -397,7 +397,12 @@ def test_a_checkpoint_of_a_query_of_ones_own_is_refused(clicks: Clicks) -> None:
     (clicks.root / "mine" / "append").mkdir(parents=True)
     (clicks.root / "mine" / "append" / "metadata").write_text('{"id": "x"}')
     clicks.stream["checkpoint"] = str(clicks.root / "mine")
-    with pytest.raises(InputError, match="belongs to another query"):
+    with pytest.raises(InputError, match=r"\[sources.clicks\] stream: .* belongs to another query"):
+        clicks.run("append")
+    shutil.rmtree(clicks.root / "mine")
+    (clicks.root / "mine" / "offsets").mkdir(parents=True)  # the directory that is named is one itself
+    (clicks.root / "mine" / "metadata").write_text('{"id": "x"}')
+    with pytest.raises(InputError, match=r"mine is not empty.* belongs to another query"):
         clicks.run("append")
     shutil.rmtree(clicks.root / "mine")
     clicks.lands((1, 1))

@@ -66,7 +66,8 @@ def test_a_source_of_a_target_that_nobody_writes_is_refused_before_any_step(tmp_
     """
     (tmp_path / "shop.toml").write_text(declared)
     words = (
-        r"shop.toml, \[sources.view\]: the target 'lost' does not exist, and no step of this run writes it"
+        r"shop.toml, line \d+, \[sources.view\]: the target 'lost' does not exist, and no step of this"
+        " run writes it"
     )
     with pytest.raises(NothingMatched, match=words):
         pipeline.run_file(tmp_path / "shop.toml", progress=False)

@@ -25,6 +25,7 @@ from intarsia.pipeline.inputs import make_transform, transform_frame
 from intarsia.pipeline.local_modules import LocalImports, describe_lines
 from intarsia.pipeline.model import Source
 from intarsia.spark.errors import (
+    UNEVALUATED,
     find_known_failure,
     list_spark_error_types,
     summarize_error,
@@ -32,6 +33,8 @@ from intarsia.spark.errors import (
 )
 from intarsia.sql.query import MARKER
 from intarsia.sql.query_columns import ColumnUse
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 class Read(Protocol):
@@ -255,16 +258,28 @@ def _make_result_error(code: Code, result: Any, wanted: str) -> InputError:
 
 @contextmanager
 def _add_place(code: Code) -> Iterator[None]:
-    """Add the file and place of a query or function to an error."""
+    """Add the file, line and place of a query or function to an error."""
     try:
         yield
     except (InputError, NotSupported) as error:
-        if error.message.startswith(code.place):
+        file, _, key = code.place.partition(", ")
+        if error.message.startswith(code.place) or re.match(
+            rf"{re.escape(file)}, line \d+, {re.escape(key)}", error.message
+        ):
             raise
-        line = f", line {code.function.line}" if code.function is not None else ""
-        between = ", " if error.message.startswith("line ") else f"{line}: "
-        told = f"{code.place}{between}{error.message}"
+        told = _describe_place(code, error.message)
         raise type(error)(told, path=error.path or code.path, hint=error.hint) from error
+
+
+def _describe_place(code: Code, message: str) -> str:
+    """A message with its place before it; of a query in a pipeline file, with the line of that file."""
+    met = re.match(r"line (\d+): ", message)
+    if code.first_line is not None:
+        line = code.first_line + (int(met[1]) - 1 if met else 0)
+        file, _, key = code.place.partition(", ")
+        return f"{file}, line {line}, {key}: {message[met.end() :] if met else message}"
+    own = f", line {code.function.line}" if code.function is not None else ""
+    return f"{code.place}{', ' if message.startswith('line ') else f'{own}: '}{message}"
 
 
 def _name_rows(code: Code, rows: pa.RecordBatchReader) -> pa.RecordBatchReader:
@@ -291,7 +306,28 @@ def _translate_refusal(code: Code) -> Iterator[None]:
         raise known or InputError(f"{told}: {summarize_error(error)}") from error
 
 
-def _find_line(error: BaseException) -> str:
+def name_evaluated(code: Code | None, error: BaseException) -> BaseException:
+    """Spark's error while it evaluated a computed source, with the file and line of the code; others stay."""
+    if code is None or not isinstance(error, InputError) or UNEVALUATED not in error.message:
+        return error
+    said, message = str(error.__cause__ or error), error.message[error.message.index(UNEVALUATED) :]
+    if code.function is None:
+        line = _find_line(said)
+        told = _describe_place(code, f"{line}: {message}" if line else message)
+    else:
+        paths = {code.function.path, *(module.path for module in code.function.modules)}
+        frames = [(path, line) for path, line in _FRAME.findall(said) if path in paths]
+        own = [line for path, line in frames if path == code.function.path]
+        told = f"{code.place}, line {own[-1] if own else code.function.line}"
+        if frames and frames[-1][0] != code.function.path:
+            told += f" ({os.path.basename(frames[-1][0])}, line {frames[-1][1]})"
+        told = f"{told}: {message}"
+    named = InputError(told, path=code.path, hint=error.hint, changed=error.changed)
+    named.__cause__ = error
+    return named
+
+
+def _find_line(error: BaseException | str) -> str:
     """The line of a query that Spark names, such as in ``; line 2 pos 7``; empty where it names none."""
     found = re.search(r"\bline (\d+),? ?\(?pos", str(error))
     return f"line {found[1]}" if found else ""

@@ -76,6 +76,8 @@ class Code:
     inputs: tuple[NamedInput, ...] = ()
     path: str | None = None
     """The file that it is in; None where the pipeline is of no file."""
+    first_line: int | None = None
+    """Of a query within a pipeline file: the line of the file that it begins on."""
 
 
 def split_function(text: str) -> tuple[str, str]:
@@ -146,7 +148,8 @@ class SourceGraph:
             code = self._parse_function(source) if source.python is not None else self._parse_query(source)
             origin = self.pipeline.origin
             own = place if origin is None else f"{os.path.basename(origin)}, {place}"
-            code = replace(code, place=code.place or own, path=code.path or origin)
+            first_line = self.pipeline.lines.get(place) if key == "sql" else None
+            code = replace(code, place=code.place or own, path=code.path or origin, first_line=first_line)
             return replace(code, inputs=tuple(self._find_inputs(name, source, code)))
         except (InputError, NotSupported) as error:
             where = self.pipeline.origin or f"pipeline {self.pipeline.name!r}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import uuid
 from collections.abc import Iterator, Mapping
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from intarsia.common.names import suggest_names
-from intarsia.errors import InputError, IntarsiaError, NothingMatched, NotSupported
+from intarsia.errors import InputError, IntarsiaError, NothingMatched
 from intarsia.pipeline import validation
 from intarsia.pipeline.local_modules import (
     LocalImports,
@@ -24,10 +23,9 @@ from intarsia.pipeline.local_modules import (
 )
 from intarsia.pipeline.model import EngineOfPipeline, Pipeline
 from intarsia.pipeline.parse import TableReader, load_toml
+from intarsia.pipeline.places import add_line
 
 __all__ = ["check", "load", "resolve"]
-
-_PLACE = re.compile(r"(\[\[steps\]\] \d+|\[(?:sources|targets)\.[^\]]+\])")
 
 
 def load(
@@ -110,8 +108,8 @@ def resolve(
     origin = pipeline.origin or f"pipeline {pipeline.name!r}"
     directory = os.path.dirname(pipeline.origin) if pipeline.origin else "."
     reader = TableReader(origin, Path(directory).absolute(), params or {})
-    with _add_line(pipeline, origin):
-        return reader.read_all(make_tables(pipeline), env=env, engine=engine)
+    with add_line(pipeline.lines, origin):
+        return reader.read_all(make_tables(pipeline), env=env, engine=engine, lines=pipeline.lines)
 
 
 def make_tables(pipeline: Pipeline) -> dict[str, Any]:
@@ -147,20 +145,6 @@ def _as_plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_as_plain(item) for item in value]
     return os.fspath(value) if isinstance(value, os.PathLike) else value
-
-
-@contextmanager
-def _add_line(pipeline: Pipeline, origin: str) -> Iterator[None]:
-    """Add the line of a declaration to an error about it."""
-    try:
-        yield
-    except (InputError, NotSupported) as error:
-        met = _PLACE.search(error.message)
-        line = pipeline.lines.get(met[0]) if met is not None else None
-        if not line or not error.message.startswith(f"{origin}, "):
-            raise
-        told = f"{origin}, line {line}, {error.message.removeprefix(f'{origin}, ')}"
-        raise type(error)(told, path=error.path, hint=error.hint) from error
 
 
 # Modules

@@ -89,6 +89,36 @@ def find_local_modules(path: str, text: bytes) -> tuple[LocalModule, ...]:
     return tuple(found[name] for name in sorted(found))
 
 
+def check_imports(path: str, text: bytes, modules: Iterable[LocalModule] = ()) -> None:
+    """Check that what a file and its modules import at their top is installed; nothing is run.
+
+    Raises:
+        InputError: a package is not there, with the file and line.
+    """
+    local = {module.name.partition(".")[0] for module in modules}
+    for where, code in ((path, text), *((module.path, module.text) for module in modules)):
+        for node in parse_module(where, code).body:
+            if isinstance(node, ast.Import):
+                names = [one.name for one in node.names]
+            else:
+                names = [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            for name in names:
+                root = name.partition(".")[0]
+                if root not in local and not _is_installed(root):
+                    raise InputError(
+                        f"{os.path.basename(where)}, line {node.lineno}: there is no module {root!r}.",
+                        path=where,
+                        hint=f"install it, or put {root}.py beside the file.",
+                    )
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return name in sys.modules or importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):  # found, and odd: importing it tells
+        return True
+
+
 def _list_imports(module: ast.Module, package: str) -> Iterator[str]:
     """The names that may be modules in the imports of a module, with all their parts."""
     for node in ast.walk(module):

@@ -10,8 +10,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from intarsia.arguments import is_condition
 from intarsia.common.lazy import import_optional
-from intarsia.errors import InputError, IntarsiaError, NothingMatched
+from intarsia.errors import InputError, IntarsiaError, KeyColumnError, NothingMatched
 from intarsia.kernel.read import SnapshotScan
 from intarsia.pipeline.computed import SourceComputer, chain_streams
 from intarsia.pipeline.graph import NamedInput
@@ -23,7 +24,8 @@ from intarsia.pipeline.inputs import (
     read_snapshot_stream,
     read_streams,
 )
-from intarsia.pipeline.model import Expect, Source, Step, Write, find_written_target
+from intarsia.pipeline.local_modules import check_imports
+from intarsia.pipeline.model import Expect, Merge, Source, Step, Write, find_written_target, list_names
 from intarsia.pipeline.resources import RunResources
 from intarsia.pipeline.state.run_state import RunState
 from intarsia.spark.errors import list_spark_error_types
@@ -66,10 +68,10 @@ def check_read_targets(run_state: RunState) -> None:
 
 
 def find_bad_query(run_state: RunState, steps: Sequence[Step]) -> tuple[Step, InputError] | None:
-    """The first of the steps after the first whose query the engine refuses, with its error; None if none is.
+    """The first of the steps after the first whose query or function cannot run, with its error.
 
     A query is looked at where the columns of all that it reads are known, and no step before it may change
-    them. No row is read.
+    them; of a function, whether what its file imports is there. No row is read, and no function is run.
 
     Args:
         run_state: the run.
@@ -81,6 +83,7 @@ def find_bad_query(run_state: RunState, steps: Sequence[Step]) -> tuple[Step, In
         try:
             for name in run_state.resources.graph.list_sources(step.source) if step.source else ():
                 ahead.find_columns(name)
+            ahead.check_keys(step)
         except InputError as error:
             return step, error
     return None
@@ -115,6 +118,24 @@ class _LookAhead:
             source = self.resources.pipeline.sources[name]
             self.found[name] = self._query(name, source) if source.is_computed else self._look_up(source)
         return self.found[name]
+
+    def check_keys(self, step: Step) -> None:
+        """Raise KeyColumnError for a merge of a query whose columns are known, and lack a key."""
+        source = None if step.source is None else self.resources.pipeline.sources[step.source]
+        if not isinstance(step, Merge) or source is None or not source.is_computed or is_condition(step.on):
+            return
+        rows = self.find_columns(step.source or "")
+        if rows is None:
+            return
+        there = list(rows.columns if self.resources.session is not None else rows.names)
+        known = {name.lower() for name in there}
+        lost = [name for name in list_names(step.on) if name.lower() not in known]
+        if lost:
+            raise KeyColumnError(
+                f"key column {', '.join(map(repr, lost))} is missing from the source, which has"
+                f" {', '.join(map(repr, there))}.",
+                hint="name keys that both sides have.",
+            )
 
     def _look_up(self, source: Source) -> Any:
         try:
@@ -161,6 +182,8 @@ class _LookAhead:
 
     def _query(self, name: str, source: Source) -> Any:
         code = self.resources.graph.codes[name]
+        if code.function is not None:
+            check_imports(code.function.path, code.function.text, code.function.modules)
         if code.query is None:
             return None
         given = {}

@@ -407,7 +407,7 @@ class Pipeline(Declaration):
     environments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, compare=False)
     """Where it is open: the overrides of its environments."""
     lines: Mapping[str, int] = field(default_factory=dict, compare=False, repr=False)
-    """Where it is open: the lines of its sources, targets and steps."""
+    """The lines of its sources, targets and steps in its file, by what errors call these."""
 
     def __post_init__(self) -> None:
         if self.is_open:

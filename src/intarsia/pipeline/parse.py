@@ -35,6 +35,7 @@ from intarsia.pipeline.model import (
     list_names,
     name_step,
 )
+from intarsia.pipeline.places import add_line, find_toml_lines
 from intarsia.pipeline.quality.references import list_referenced_sources
 from intarsia.pipeline.validation import check
 from intarsia.sql.query import list_variables
@@ -124,7 +125,9 @@ def loads(
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{origin} is not TOML: {error}", path=origin) from error
     reader = TableReader(origin, Path(directory).absolute(), params or {})
-    return reader.read_all(raw, env=env, engine=engine)
+    lines = find_toml_lines(text, choose_environment(env))
+    with add_line(lines, origin):
+        return reader.read_all(raw, env=env, engine=engine, lines=lines)
 
 
 class TableReader:
@@ -143,12 +146,15 @@ class TableReader:
         self.variables: dict[str, dict[str, str]] = {}
         """By place: the variables that were substituted there, and their values."""
 
-    def read_all(self, raw: dict[str, Any], *, env: str | None, engine: str | None) -> Pipeline:
+    def read_all(
+        self, raw: dict[str, Any], *, env: str | None, engine: str | None, lines: Mapping[str, int]
+    ) -> Pipeline:
         """The pipeline of a file's tables, with those of an environment over them, checked."""
         env = choose_environment(env)
         self._check_keys("the file", raw, _TOP)
         tables = apply_environment(raw, env, _TOP, self.make_error)
         pipeline = self.read_pipeline(tables if engine is None else {**tables, "engine": engine})
+        pipeline = replace(pipeline, lines=lines)
         if env is not None:
             own = raw["env"][env]
             reports, state = move_state(

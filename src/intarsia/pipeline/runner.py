@@ -28,6 +28,7 @@ from intarsia.pipeline.lineage.emitter import close_lineage, open_lineage
 from intarsia.pipeline.loading import load, resolve
 from intarsia.pipeline.look_ahead import check_read_targets
 from intarsia.pipeline.model import EngineOfPipeline, Pipeline, StepGuard, name_step
+from intarsia.pipeline.places import add_line
 from intarsia.pipeline.quality.guards import list_guards
 from intarsia.pipeline.quality.step_guards import expand_guards, find_made
 from intarsia.pipeline.reports.diagram import make_graph
@@ -184,8 +185,9 @@ def run(
         if mark_done:
             return made.mark_done()
         recover_state(run_state)
-        check_streams(run_state)
-        check_read_targets(run_state)
+        with add_line(pipeline.lines, pipeline.origin):
+            check_streams(run_state)
+            check_read_targets(run_state)
         report = made.run_all()
         return repeat(made.run_again, report, stopping, interval) if continuous else report
 

@@ -13,6 +13,7 @@ from intarsia.common.log import get_logger, redact
 from intarsia.core.ports import Progress
 from intarsia.core.report import MergeResult
 from intarsia.errors import InputError, IntarsiaError, StorageError
+from intarsia.pipeline.computed import name_evaluated
 from intarsia.pipeline.inputs import InputFiles, count_inputs
 from intarsia.pipeline.look_ahead import find_bad_query
 from intarsia.pipeline.model import (
@@ -123,7 +124,13 @@ class StepRunner:
                 self.reports.append(self._report_not_run(step))
                 continue
             found.error.place(_name_operation(step), self._describe_place(step))
-            log.error("pipeline %s, step %s cannot run: %s", self.pipeline.name, step.name, found.error)
+            log.error(
+                "pipeline %s, step %s failed: %s",
+                self.pipeline.name,
+                step.name,
+                found.error,
+                exc_info=found.error,
+            )
             notes = ("found before the steps above it ran",)
             self.reports.append(replace(self._report(step, "failed"), error=found.error, notes=notes))
             self._tell(self.reports[-1])
@@ -176,7 +183,7 @@ class StepRunner:
         except (IntarsiaError, OSError, pa.ArrowException, *list_spark_error_types()) as error:
             if error is self.resources.unopened:  # no step could run
                 raise
-            ours = translate_error(error)
+            ours = name_evaluated(self.resources.graph.codes.get(step.source or ""), translate_error(error))
             if isinstance(ours, IntarsiaError):  # one that Spark brought knows neither
                 ours.place(_name_operation(step), self._describe_place(step))
             log.error("pipeline %s, step %s failed: %s", self.pipeline.name, step.name, ours, exc_info=error)

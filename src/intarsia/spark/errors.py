@@ -82,6 +82,10 @@ _MEMORY = (
 )
 
 
+UNEVALUATED = "The source DataFrame could not be evaluated"
+"""How errors begin that come from the rows of a source."""
+
+
 def list_spark_error_types() -> tuple[type[Exception], ...]:
     """The exception types of Spark, py4j and gRPC, of those that are imported; imports none."""
     known = [
@@ -154,7 +158,7 @@ def is_interrupt(error: BaseException | None) -> bool:
 
 def translate_error(error: Exception, *, source: bool = False) -> IntarsiaError:
     """The error of intarsia for one of Spark."""
-    what = "The source DataFrame could not be evaluated" if source else "Spark could not do the work"
+    what = UNEVALUATED if source else "Spark could not do the work"
     known = find_known_failure(error, what)
     if known is not None:
         return known

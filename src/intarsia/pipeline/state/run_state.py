@@ -299,12 +299,15 @@ class RunState:
     def _iterate_judgements(self, step: Step) -> Iterator[int]:
         """When a quarantine last changed through which a step reads: rows that were in it may pass now.
 
-        Of a quarantine itself: when a step below it last changed what its foreign keys are into.
+        Of a quarantine itself, and of steps below one that only drops rows: when a step below it last changed
+        what its foreign keys are into.
         """
-        referenced = self._list_referenced(step) if is_guard(step) else set()
-        above = [one.name for one in self._find_read(step)[1]]
+        above = self._find_read(step)[1]
+        judged = [one for one in (step, *above) if is_guard(one) and (one is step or one.action == "drop")]
+        referenced = {target for one in judged for target in self._list_referenced(one)}
+        names = {one.name for one in above}
         for other in self.list_steps():
-            if other.name != step.name and (find_written_target(other) in referenced or other.name in above):
+            if other.name != step.name and (find_written_target(other) in referenced or other.name in names):
                 found = self.state.find_success(other.name, describe_definition(other, self.pipeline))
                 yield 0 if found is None else found.changed_at
 

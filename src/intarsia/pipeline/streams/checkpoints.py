@@ -42,6 +42,8 @@ WRITTEN = "intarsia-written"
 """A file in Spark's directory, which says that a batch was committed."""
 CHECKS = "checks-"
 """How files begin that say what guards have found in a batch."""
+_SPARKS = ("metadata", "offsets")
+"""What every checkpoint of Spark has."""
 _VERSION = 1
 
 
@@ -113,11 +115,12 @@ def read_checkpoint(directory: Path) -> Checkpoint | None:
     try:
         data = (directory / _FILE).read_bytes()
     except FileNotFoundError:
-        if set(_list_directory(directory)) - set(_list_drafts(directory)):
+        foreign = next((one for one in (directory, directory.parent) if _is_foreign(one, directory)), None)
+        if foreign is not None:
             raise InputError(
-                f"The checkpoint directory {directory} is not empty, and no pipeline has made it: it belongs"
+                f"The checkpoint directory {foreign} is not empty, and no pipeline has made it: it belongs"
                 " to another query.",
-                path=str(directory),
+                path=str(foreign),
                 hint="name another directory with checkpoint =.",
             ) from None
         return None
@@ -142,6 +145,16 @@ def read_checkpoint(directory: Path) -> Checkpoint | None:
             path=str(directory),
             hint="restore it from a backup, or take everything again with --full-refresh.",
         ) from error
+
+
+def _is_foreign(place: Path, directory: Path) -> bool:
+    """Whether a step's directory has anything in it, or the one above it is the checkpoint of a query.
+
+    Drafts of its own file, which a kill has left, are nobody else's.
+    """
+    if place == directory:
+        return bool(set(_list_directory(place)) - set(_list_drafts(place)))
+    return all((place / one).exists() for one in _SPARKS)
 
 
 def write_checkpoint(checkpoint: Checkpoint) -> None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
 from intarsia.common.log import get_logger
 from intarsia.core.report import MergeResult
-from intarsia.errors import EngineError, InputError, NothingMatched
+from intarsia.errors import DamagedTable, EngineError, InputError, NothingMatched
 from intarsia.pipeline.model import Expect, Merge, Step, StepGuard, Write, require
 from intarsia.pipeline.quality.conditions import check_columns
 from intarsia.pipeline.quality.guards import list_guards
@@ -89,9 +90,22 @@ def check_streams(run_state: RunState) -> None:
         for name in streams:
             _check_path(run_state, name)
             _check_package(run_state, name)
-        resolve_checkpoint(run_state, step)
+        with _name_stream(run_state, streams[0]):
+            resolve_checkpoint(run_state, step)
         for name in streams:
             _reach_topics(run_state, name)
+
+
+@contextmanager
+def _name_stream(run_state: RunState, name: str) -> Iterator[None]:
+    """Name the file and the stream in an error about its checkpoint."""
+    try:
+        yield
+    except (InputError, DamagedTable) as error:
+        where = run_state.pipeline.origin or f"pipeline {run_state.pipeline.name!r}"
+        message = error.message[:1].lower() + error.message[1:]
+        told = f"{where}, [sources.{name}] stream: {message}"
+        raise type(error)(told, path=error.path, hint=error.hint) from error
 
 
 def _check_path(run_state: RunState, name: str) -> None:
