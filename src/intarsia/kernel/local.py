@@ -98,7 +98,8 @@ def _match_predicate(
 ) -> Matches:
     plan = execution.plan
     scans = plan.select("scan")
-    copied = isinstance(intent, UpdateIntent) and plan.snapshot.format.merge_on_read.get(plan.operation, False)
+    merges_on_read = plan.snapshot.format.merge_on_read.get(plan.operation, False)
+    copied = merges_on_read and isinstance(intent, UpdateIntent)
 
     def find_hits(file: FilePlan) -> Hits:
         rows = intent.options.batch_rows
