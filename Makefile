@@ -7,10 +7,13 @@ DEV     := $(VENV)/.dev-installed
 BENCH   := $(VENV)/.bench-installed
 OLDEST  := $(VENV)/duckdb-oldest
 STORES  := $(VENV)/stores
+CLASSES := $(VENV)/spark-classes.jsa
 WORKERS ?= 2
 ARGS    ?=
 
 PYTEST  := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
+SUITE   := $(PYTEST) --ignore tests/cross --ignore tests/kafka
+CROSS   := INTARSIA_CROSS=$${INTARSIA_CROSS:-short} $(BIN)/python -m pytest -q --timeout 600 tests/cross
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
            --custom-compile-command "make lock"
 
@@ -18,8 +21,11 @@ COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-h
 HAS_UV := uv --version >/dev/null 2>&1
 RECENT := import sys; sys.exit(sys.version_info < (3, 11))
 
+# Tests start many interpreters, which would compile our modules each time.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format test test-fast spark crash property cluster cross kafka stores duckdb-oldest bench bench-spark bench-pipeline bench-iceberg bench-tpch bench-files demo tour lock clean distclean
+.PHONY: help setup lint format test test-all test-fast spark crash property cluster cross kafka stores duckdb-oldest bench bench-spark bench-pipeline bench-iceberg bench-tpch bench-files demo tour lock clean distclean
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -71,9 +77,18 @@ format: $(DEV) ## Put the code in shape
 	@$(BIN)/ruff check --quiet --fix .
 	@$(BIN)/ruff format .
 
-test: lint ## Set up, check, and run the tests: the one command
-	@$(PYTEST) --ignore tests/cross --ignore tests/kafka $(ARGS)
-	@$(if $(ARGS),,$(MAKE) --no-print-directory cross)
+# Spark's classes, ready to be mapped: the tests start dozens of JVMs. Without Java there is no such file.
+$(CLASSES): tests/jvm_options.py $(DEV)
+	@$(BIN)/python -m tests.jvm_options $@ 2>/dev/null || true
+
+test: lint $(CLASSES) ## Set up, check, and run the tests: the one command
+	@$(SUITE) $(ARGS)
+	@$(if $(ARGS),,$(CROSS))
+
+test-all: lint $(CLASSES) ## As make test with every case of it, all of Spark and larger samples, on a disk (hours)
+	@INTARSIA_CONTRACT=full INTARSIA_SPARK=full INTARSIA_CRASH=sample PYTEST_DEBUG_TEMPROOT=$${TMPDIR:-/tmp} \
+	  $(SUITE) --timeout 1200 $(ARGS)
+	@$(if $(ARGS),,export INTARSIA_CROSS=full; $(CROSS))
 
 test-fast: $(DEV) ## Run the tests without the checks
 	@$(PYTEST) $(ARGS)
@@ -91,7 +106,7 @@ cluster: $(DEV) ## Kill workers, tasks and drivers of a real Spark cluster on th
 	@INTARSIA_CLUSTER=1 $(BIN)/python -m pytest -q --timeout 600 tests/cluster $(ARGS)
 
 cross: $(DEV) ## Change Iceberg tables in turns with Spark and its own runtime (minutes; fetches two jars once)
-	@INTARSIA_CROSS=$${INTARSIA_CROSS:-short} $(BIN)/python -m pytest -q --timeout 600 tests/cross $(ARGS)
+	@$(CROSS) $(ARGS)
 
 kafka: $(DEV) ## Run pipelines over the topics of a real broker of Kafka (minutes; fetches its jars once)
 	@INTARSIA_KAFKA=1 $(BIN)/python -m pytest -q --timeout 900 tests/kafka $(ARGS)

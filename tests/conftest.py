@@ -6,11 +6,14 @@ The fixtures hand out plain functions and are session-wide, so that property tes
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import itertools
 import math
 import os
+import shutil
 import socket
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,7 @@ from hypothesis import HealthCheck, settings
 from intarsia.kernel import chunk_copy
 from intarsia.spark import refresh
 from intarsia.spark.session import active_session
+from tests import jvm_options
 
 settings.register_profile(
     "quick",
@@ -39,6 +43,39 @@ settings.load_profile(os.environ.get("INTARSIA_HYPOTHESIS", "quick"))
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 LARGEST_RECORD = 1 << 20
 CHUNK_BYTES = chunk_copy.CHUNK_BYTES
+MEMORY = Path("/dev/shm")
+MEMORY_BYTES = 4 << 30
+
+jvm_options.set_in(os.environ)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep the tests' files in memory where there is room: a disk takes milliseconds for every fsync.
+
+    ``--basetemp`` or ``PYTEST_DEBUG_TEMPROOT`` name another place; the mark ``on_disk`` is for single tests.
+    """
+    has_memory = os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= MEMORY_BYTES
+    if config.option.basetemp is None and has_memory:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests on Spark come first, and among them the slow ones, otherwise in the random order.
+
+    So the first worker has one session for almost all of them, and the others take the rest meanwhile.
+    """
+    items.sort(key=lambda item: (not _starts_spark(item), item.get_closest_marker("slow") is None))
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays to the end: the garbage collector need not go through it again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -67,6 +104,13 @@ def uses_spark(item: pytest.Item) -> bool:
     parts = getattr(item, "callspec", None)
     engines = () if parts is None else (p[0] for p in parts.params.values() if isinstance(p, tuple) and p)
     return "spark" in getattr(item, "fixturenames", ()) or "spark" in engines
+
+
+def _starts_spark(item: pytest.Item) -> bool:
+    """Whether a test uses Spark, or has an engine among its values that is Spark."""
+    parts = getattr(item, "callspec", None)
+    values = () if parts is None else parts.params.values()
+    return uses_spark(item) or any(isinstance(value, str) and value == "spark" for value in values)
 
 
 def _control(path: Path) -> Path:
@@ -269,6 +313,17 @@ def make_dataset() -> Callable[..., Path]:
     columns that become hive directories; the rest goes to ``pq.write_table``.
     """
     return _make_dataset
+
+
+@pytest.fixture
+def tmp_path(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """pytest's own; on a disk for tests with the mark ``on_disk``."""
+    if request.node.get_closest_marker("on_disk") is None:
+        yield tmp_path
+        return
+    made = Path(tempfile.mkdtemp(prefix="intarsia-test-")).resolve()
+    yield made
+    shutil.rmtree(made, ignore_errors=True)
 
 
 @pytest.fixture

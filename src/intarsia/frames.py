@@ -99,7 +99,7 @@ def make_frame(
     if not files:
         return spark.createDataFrame([], spark_schema) if own is None else own
     shares = balance([weigh_item(item) for item in files], SparkEngine(spark, tasks).runner.tasks)
-    light = replace(scan, snapshot=replace(scan.snapshot, files=()))  # type: ignore[type-var]
+    light = replace(scan, snapshot=scan.snapshot.with_files())  # type: ignore[type-var]
     tasks_of_frame = FrameTasks(
         serialize((light, exact, sent, since)),
         tuple(serialize([files[number] for number in share]) for share in shares),

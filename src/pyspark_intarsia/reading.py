@@ -106,7 +106,7 @@ class PinnedReader(DataSourceReader):
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the list of files, of which each task gets its own by :meth:`partitions`."""
-        snapshot = replace(self._scan.snapshot, files=())
+        snapshot = self._scan.snapshot.with_files()
         return {"_scan": replace(self._scan, snapshot=snapshot), "_tasks": self._tasks}
 
     @property

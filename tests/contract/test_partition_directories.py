@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from tests.contract.conftest import ParquetLake
 
+from intarsia.core.file_table import FileTuple
 from intarsia.core.partitioner import PartitionDirectories
 from intarsia.core.snapshot import DataFile
 from intarsia.errors import UnsafePath
@@ -178,9 +179,9 @@ def test_a_directory_of_the_empty_string_takes_more_rows_and_none_is_made(parque
 
 def test_names_that_are_ours_take_no_room() -> None:
     files = [DataFile(f"day={n}/city=a%2Fb/f.parquet", "", 1, 1, {"day": n, "city": "a/b"}) for n in range(9)]
-    assert PartitionDirectories.of(files) == PartitionDirectories()
+    assert PartitionDirectories.of(FileTuple(files)) == PartitionDirectories()
     odd = DataFile("day=9/city=a%2fb/f.parquet", "", 1, 1, {"day": 9, "city": "a/b"})
-    found = PartitionDirectories.of([*files, odd])
+    found = PartitionDirectories.of(FileTuple([*files, odd]))
     assert len(found.names) == 1
     assert found.choose_directory({"day": 9, "city": "a/b"}) == "day=9/city=a%2fb"
     assert found.choose_directory({"day": 10, "city": "a/b"}) == "day=10/city=a%2Fb"
@@ -188,4 +189,4 @@ def test_names_that_are_ours_take_no_room() -> None:
 
 def test_a_directory_that_is_no_partition_is_left_out() -> None:
     files = [DataFile("batch 1/city=New%20York/f.parquet", "", 1, 1, {"city": "New York"})]
-    assert PartitionDirectories.of(files).choose_directory({"city": "New York"}) == "city=New York"
+    assert PartitionDirectories.of(FileTuple(files)).choose_directory({"city": "New York"}) == "city=New York"

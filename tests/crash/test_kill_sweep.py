@@ -1,6 +1,7 @@
 """Operations are killed and failed at their calls to the system; what they promise must hold all the same.
 
-A sample of the calls in the quick suite, every one of them with INTARSIA_CRASH=full (``make crash``). There
+A sample of the calls in the quick suite, those around commits first, twice as many with INTARSIA_CRASH=sample
+(``make test-all``), every one of them with INTARSIA_CRASH=full (``make crash``). There
 some calls of the recovery are killed after each kill, others each time; INTARSIA_CRASH=every: all (hours).
 """
 
@@ -33,11 +34,12 @@ pytestmark = [
 
 NAMES = [operation.name for operation in OPERATIONS]
 ALL, EVERY_ONE = 0, -1
-QUICK = [("kill", 24, 0), ("torn", 6, 0), ("EIO", 12, 0), ("ENOSPC", 6, 0), ("EACCES", 6, 0), ("kill", 8, 3)]
+QUICK = [("kill", 14, 0), ("torn", 3, 0), ("EIO", 7, 0), ("ENOSPC", 3, 0), ("EACCES", 3, 0), ("kill", 4, 3)]
+SAMPLE = [("kill", 24, 0), ("torn", 6, 0), ("EIO", 12, 0), ("ENOSPC", 6, 0), ("EACCES", 6, 0), ("kill", 8, 3)]
 ERRORS = ("EIO", "ENOSPC", "EACCES", "EDQUOT", "EMFILE", "EINTR")
 AGAIN = EVERY_ONE if ASKED == "every" else 4
 WHOLE = [("kill", ALL, 0), ("torn", ALL, 0), *((error, ALL, 0) for error in ERRORS), ("kill", ALL, AGAIN)]
-FAULTS = WHOLE if FULL else QUICK
+FAULTS = WHOLE if FULL else SAMPLE if ASKED == "sample" else QUICK
 """Fault, at how many calls, and at how many calls of the recovery that follows."""
 
 
@@ -102,7 +104,10 @@ def test_a_kill_or_an_error_at_any_call_leaves_the_old_or_the_new_state(
         else:
             assert result["killed"] == 0
             retried = result["fault"] == "EINTR"  # by Python itself, mostly
-            assert retried or result["raised"] > result["acknowledged"], "an error should mostly be an error"
+            few = result["points"] < 6
+            assert retried or few or result["raised"] > result["acknowledged"], (
+                "errors should mostly be errors"
+            )
     assert results[-1]["double"] > 10, "recovery was hardly ever killed"
 
 

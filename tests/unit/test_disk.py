@@ -9,6 +9,8 @@ import pytest
 
 from intarsia.common.paths import get_local_path, start_writeback
 
+pytestmark = pytest.mark.on_disk  # inodes are used again there, and times are those of a disk
+
 LOCAL = pafs.LocalFileSystem()
 
 

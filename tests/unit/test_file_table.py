@@ -15,7 +15,7 @@ import pytest
 
 import intarsia as it
 from intarsia.core.change import Hits, Matches, make_transaction_id
-from intarsia.core.file_table import FileTable, find_unknown
+from intarsia.core.file_table import FileTable, FileTuple, find_unknown
 from intarsia.core.partitioner import PartitionDirectories
 from intarsia.core.plan import FilePlan, SparsePlans
 from intarsia.errors import DamagedTable, UnsafePath
@@ -155,7 +155,7 @@ def test_directories_names_and_unknown_paths_of_many_files_are_those_of_few(
     _write(root / "day=2" / newest, 100)
     files = ParquetTable(root).snapshot().files
     assert isinstance(files, FileTable)
-    plain = tuple(files)
+    plain = FileTuple(files)
     assert PartitionDirectories.of(files) == PartitionDirectories.of(plain)
     assert make_transaction_id(files)[:16] == make_transaction_id(plain)[:16] == "7fffffffffffff01"
     wanted = ["a", plain[0].path, "b"]

@@ -25,6 +25,8 @@ from intarsia.kernel.read import FileReader
 from intarsia.storage import PosixStorage
 from intarsia.tables.parquet import ParquetTable, footer_cache, footer_store, footers, listing, snapshot
 
+pytestmark = pytest.mark.on_disk  # inodes are used again there, and times are those of a disk
+
 FILES = 8
 MAGIC = footer_cache._MAGIC
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])

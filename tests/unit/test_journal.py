@@ -33,6 +33,8 @@ from intarsia.tables.parquet import control as control_module
 from intarsia.tables.parquet.journal import Journal
 from intarsia.tables.parquet.record import FileAdd, FileRemove, Record
 
+pytestmark = pytest.mark.on_disk  # inodes are used again there, and times are those of a disk
+
 Rows = Callable[..., list[dict[str, Any]]]
 Leftovers = Callable[[Path], list[str]]
 

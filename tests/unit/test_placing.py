@@ -12,6 +12,7 @@ import pytest
 from intarsia.common.partitions import decode_partition_schema
 from intarsia.core.change import Staging
 from intarsia.core.expr import resolve
+from intarsia.core.file_table import FileTuple
 from intarsia.core.intent import WriteOptions
 from intarsia.core.rule import Insert
 from intarsia.core.snapshot import DataFile, Snapshot
@@ -50,7 +51,7 @@ def tx(tmp_path):
 
 
 def _placing(schema, *, partition=(), files=(), **options) -> NewRowWriter:
-    snapshot = Snapshot("lake", tuple(files), schema, tuple(partition), LOCAL)
+    snapshot = Snapshot("lake", FileTuple(files), schema, tuple(partition), LOCAL)
     return NewRowWriter(snapshot, schema, tuple(partition), WriteOptions(**options), "merge")
 
 

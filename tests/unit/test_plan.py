@@ -9,6 +9,7 @@ import pyarrow.fs as pafs
 import pytest
 
 from intarsia.core.change import Hits, Matches
+from intarsia.core.file_table import FileTuple
 from intarsia.core.intent import DeleteIntent, MergeIntent
 from intarsia.core.plan import FileGroup, FilePlan, Plan, keep_all
 from intarsia.core.rule import get_strategy_rule
@@ -19,7 +20,7 @@ FILES = tuple(
     DataFile(f"{name}.parquet", name, size, 10) for name, size in (("a", 100), ("b", 200), ("c", 400))
 )
 SCAN = FilePlan(FILES[0], "scan", "?")
-SNAPSHOT = Snapshot("lake", FILES, SCHEMA, (), pafs.LocalFileSystem())
+SNAPSHOT = Snapshot("lake", FileTuple(FILES), SCHEMA, (), pafs.LocalFileSystem())
 
 
 def _plan(*files: FilePlan) -> Plan:
@@ -78,13 +79,13 @@ def test_groups_and_snapshots_add_up_their_files():
 
 def test_a_snapshot_shows_files_below_the_root_as_it_was_given():
     assert SNAPSHOT.show_path(FILES[0]) == SNAPSHOT.show_path("a.parquet") == "lake/a.parquet"
-    slashed = Snapshot("lake/", FILES, SCHEMA, (), pafs.LocalFileSystem())
+    slashed = Snapshot("lake/", FileTuple(FILES), SCHEMA, (), pafs.LocalFileSystem())
     assert slashed.show_path(FILES[0]) == "lake/a.parquet"
 
 
 def test_a_file_stores_all_columns_but_those_in_its_path():
     schema = pa.schema([("id", pa.int64()), ("day", pa.string())], {"k": "v"})
-    snapshot = Snapshot("lake", (), schema, ("day",), pafs.LocalFileSystem())
+    snapshot = Snapshot("lake", FileTuple(), schema, ("day",), pafs.LocalFileSystem())
     assert snapshot.file_schema == pa.schema([("id", pa.int64())])
     assert snapshot.file_schema.metadata == {b"k": b"v"}
 

@@ -6,6 +6,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pytest
 
+from intarsia.core.file_table import FileTuple
 from intarsia.core.intent import MergeIntent
 from intarsia.core.keys import KeyIndex
 from intarsia.core.rule import get_strategy_rule
@@ -79,7 +80,7 @@ def test_moves_are_told_with_both_partitions():
     source = pa.table({"id": [1, 2, 3, 4], "region": ["us", None, "us", "us"]})
     file = DataFile("region=eu/f.parquet", "f", 1, 4, {"region": "eu"})
     schema = pa.schema([("id", pa.int64()), ("region", pa.string())])
-    snapshot = Snapshot("lake", (file,), schema, ("region",), pafs.LocalFileSystem())
+    snapshot = Snapshot("lake", FileTuple((file,)), schema, ("region",), pafs.LocalFileSystem())
     intent = MergeIntent(get_strategy_rule("upsert"), ("id",), ("id",))
     with pytest.raises(PartitionMoveError) as caught:
         refuse_partition_moves([(file, pa.array([0, 1, 2, 3]))], source, intent, snapshot)

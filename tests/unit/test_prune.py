@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from intarsia.core.file_table import FileTuple
 from intarsia.core.keys import search
 from intarsia.core.prune import KeyRange, PartitionSet, count_scan_bytes, find_candidates
 from intarsia.core.snapshot import DataFile, Snapshot
@@ -161,7 +162,7 @@ def test_partitions_of_the_source_are_found_among_files():
 def test_scanned_bytes_are_those_of_the_columns_and_row_groups():
     table = pa.table({"k": range(10), "p": [{"k": n, "x": "y" * n} for n in range(10)]})
     file = data_file(table, 5)
-    snapshot = Snapshot("", (file,), table.schema, (), pafs.LocalFileSystem())
+    snapshot = Snapshot("", FileTuple((file,)), table.schema, (), pafs.LocalFileSystem())
     group = file.footer.row_group(1)
     sizes = [group.column(number).total_compressed_size for number in range(3)]
     assert count_scan_bytes(snapshot, file, ["k"], [1]) == sizes[0]

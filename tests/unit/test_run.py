@@ -22,6 +22,7 @@ from intarsia.core.change import (
     StagedFile,
     make_transaction_id,
 )
+from intarsia.core.file_table import FileTuple
 from intarsia.core.intent import CompactIntent, DeleteIntent, MergeIntent, WriteIntent
 from intarsia.core.ports import Execution
 from intarsia.core.prepare import Prepared, prepare
@@ -32,7 +33,7 @@ from intarsia.errors import CommitConflict, DamagedTable, InputError, KeyColumnE
 
 SCHEMA = pa.schema([("id", pa.int64())])
 FILE = DataFile("a.parquet", "a.parquet", 100, 10)
-SNAPSHOT = Snapshot("lake", (FILE,), SCHEMA, (), pafs.LocalFileSystem(), version=3)
+SNAPSHOT = Snapshot("lake", FileTuple((FILE,)), SCHEMA, (), pafs.LocalFileSystem(), version=3)
 UPSERT = MergeIntent(get_strategy_rule("upsert"), ("id",), ("id",))
 
 
@@ -48,6 +49,7 @@ class Notes:
     calls: list[str] = field(default_factory=list)
     name: str = "notes"
     txid: str = "t1"
+    commit_attempts: int | None = None
 
     def snapshot(self) -> Snapshot:
         self.calls.append("snapshot")
@@ -179,7 +181,7 @@ def test_an_empty_change_has_no_transaction_to_name(source):
 def test_a_regrouping_that_loses_rows_tells_how_many():
     files = (FILE, DataFile("b.parquet", "b.parquet", 100, 10))
     staged = Staged(added=(StagedFile("s", "n.parquet", 17, 70),))
-    notes = Notes(staged=staged, snapshot_=replace(SNAPSHOT, files=files))
+    notes = Notes(staged=staged, snapshot_=SNAPSHOT.with_files(files))
     result = run(CompactIntent(), notes, notes)
     assert (result.deleted, result.total) == (3, 17)
     (change,) = notes.commits
@@ -204,7 +206,7 @@ class Restless(Notes):
         if self.failures:
             self.failures -= 1
             if self.changes:
-                self.snapshot_ = replace(SNAPSHOT, files=(replace(FILE, fingerprint=(1,)),))
+                self.snapshot_ = SNAPSHOT.with_files([replace(FILE, fingerprint=(1,))])
             raise DamagedTable("half a file", path="lake/a.parquet")
         return super().match(execution)
 

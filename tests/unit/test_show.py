@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from intarsia import show
+from intarsia.core.file_table import FileTuple
 from intarsia.core.inspection import FileRange, Inspection, compute_depth, find_file_ranges, inspect_snapshot
 from intarsia.core.intent import CompactIntent, MergeIntent, OptimizeIntent
 from intarsia.core.plan import FileGroup, FilePlan, Plan
@@ -40,7 +41,7 @@ def _file(path: str, *, rows: int = 1000, size: int = 2_000_000, **partition: An
 def _snapshot(files: Any, *, root: str = "/data/orders", notes: tuple[str, ...] = ()) -> Snapshot:
     files = tuple(files)
     names = tuple(files[0].partition) if files else ()
-    return Snapshot(root, files, SCHEMA, names, pafs.LocalFileSystem(), version=12, notes=notes)
+    return Snapshot(root, FileTuple(files), SCHEMA, names, pafs.LocalFileSystem(), version=12, notes=notes)
 
 
 def _plan(files: Any, **changes: Any) -> Plan:
@@ -116,7 +117,7 @@ def _written(root: Path, **writer: Any) -> Snapshot:
         pq.write_table(table, path, row_group_size=50, **writer)
         metadata = pq.read_metadata(path)
         files.append(DataFile(path.name, str(path), path.stat().st_size, metadata.num_rows, footer=metadata))
-    return Snapshot(str(root), tuple(files), table.schema, (), pafs.LocalFileSystem())
+    return Snapshot(str(root), FileTuple(files), table.schema, (), pafs.LocalFileSystem())
 
 
 def _tiles_of(picture: str, css: str) -> list[ET.Element]:
@@ -400,7 +401,7 @@ def test_a_column_that_some_files_lack_is_null_there(tmp_path):
     pq.write_table(pa.table({"id": pa.array(range(100), pa.int64())}), tmp_path / "old.parquet")
     metadata = pq.read_metadata(tmp_path / "old.parquet")
     old = DataFile("old.parquet", "", 1, 100, footer=metadata)
-    seen = inspect_snapshot(replace(snapshot, files=(*snapshot.files, old)))
+    seen = inspect_snapshot(snapshot.with_files((*snapshot.files, old)))
     name = next(column for column in seen.columns if column.name == "name")
     assert name.null_fraction == (75 + 100) / 400
 
@@ -448,7 +449,7 @@ def test_ranges_are_given_only_where_they_are_proven(tmp_path):
     assert [(r.lower, r.upper) for r in find_file_ranges(snapshot, "id")] == [(0, 99), (100, 199), (150, 249)]
     assert find_file_ranges(snapshot, "tags") == ()
     blind = replace(snapshot.files[0], footer=None)
-    assert len(find_file_ranges(replace(snapshot, files=(blind, *snapshot.files[1:])), "id")) == 2
+    assert len(find_file_ranges(snapshot.with_files((blind, *snapshot.files[1:])), "id")) == 2
 
 
 def test_depth_is_one_for_clustered_files_and_their_number_for_scattered_ones():

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from intarsia.core.expr import resolve
+from intarsia.core.file_table import FileTuple
 from intarsia.core.prove import judge_files
 from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.sql.parse import parse_predicate
@@ -28,7 +29,7 @@ def _judge(where, *files: DataFile, partition=None):
     if partition is not None:
         schema = schema.append(partition)
     columns = () if partition is None else (partition.name,)
-    snapshot = Snapshot("", files, schema, columns, pafs.LocalFileSystem())
+    snapshot = Snapshot("", FileTuple(files), schema, columns, pafs.LocalFileSystem())
     if isinstance(where, str):
         where = resolve(parse_predicate(where), schema, expect=pa.bool_())
     return judge_files(where, snapshot)
@@ -109,7 +110,7 @@ def test_a_pyarrow_expression_or_no_predicate_decides_nothing():
 
 
 def test_no_files_have_no_verdicts_whatever_the_names():
-    nowhere = Snapshot("", (), pa.schema([]), (), pafs.LocalFileSystem())
+    nowhere = Snapshot("", FileTuple(), pa.schema([]), (), pafs.LocalFileSystem())
     assert judge_files(parse_predicate("id = 1"), nowhere) == []
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 import uuid
 from collections.abc import Iterable, Mapping
@@ -15,7 +14,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from intarsia.common.python_values import make_array, make_scalar
-from intarsia.core.file_table import FileTable
+from intarsia.core.file_table import Files, FileTuple
 from intarsia.core.refusals import Refusal, sum_refusals
 from intarsia.core.rule import Action
 from intarsia.core.snapshot import DataFile
@@ -206,37 +205,28 @@ class Committed:
     """Notes of the commit for the result."""
 
 
-def make_transaction_id(files: Iterable[DataFile] = ()) -> str:
+_NO_FILES = FileTuple()
+_LAST_TIME = 2**63 - 1
+_NAME_END = r"-(?P<time>[0-9a-f]{16})[0-9a-f]{16}-[0-9]{5,}\.parquet$"
+
+
+def make_transaction_id(files: Files = _NO_FILES) -> str:
     """32 hexadecimal digits, unique and growing: with time, and beyond those in the names of ``files``.
 
     They are in the names of new files, whose order decides between rows with equal keys: of two files that
     are called alike otherwise, the later one comes last, also where a clock was set back, or that of another
     writer is ahead. Commits are in the order of the journal, whatever their ids.
     """
-    if isinstance(files, FileTable):
-        newest = _find_newest(files.paths)
-    else:
-        newest = max((_find_time(file.path) for file in files), default=-1)
+    newest = _find_newest(files.paths)
     now = time.time_ns()
     return f"{newest + 1 if now <= newest < _LAST_TIME else now:016x}{uuid.uuid4().hex[:16]}"
 
 
-_LAST_TIME = 2**63 - 1
-_NAME_REST = r"[0-9a-f]{16}-[0-9]{5,}\.parquet$"
-_NAME_END = re.compile(rf"-([0-9a-f]{{16}}){_NAME_REST}")
-
-
 def _find_newest(paths: pa.StringArray) -> int:
     """The highest time in the names of files; hexadecimal digits of one length sort as numbers do."""
-    found = pc.extract_regex(paths, f"-(?P<time>[0-9a-f]{{16}}){_NAME_REST}")
+    found = pc.extract_regex(paths, _NAME_END)
     newest = pc.max(pc.struct_field(found, "time")).as_py()
     return -1 if newest is None else int(newest, 16)
-
-
-def _find_time(path: str) -> int:
-    """The time in the name of a file that a transaction has made; -1 for other files."""
-    found = _NAME_END.search(path, max(0, len(path) - 64))
-    return -1 if found is None else int(found[1], 16)
 
 
 class Discard:

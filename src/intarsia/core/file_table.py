@@ -1,8 +1,12 @@
-"""Many data files as columns: what planning asks of all of them is there without an object for each."""
+"""The files of a snapshot: a tuple of few, columns of many, and what planning asks of either.
+
+Of many files, all that is asked of all of them is there without an object for each.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, overload
 
 import pyarrow as pa
@@ -35,10 +39,63 @@ class FileStore(Protocol):
         """The bounds of a column in some files, as :func:`intarsia.core.prune.read_bounds` gives them."""
 
 
-class FileTable(Sequence["DataFile"]):
-    """The files of a snapshot, as a tuple of them would be; each is made when it is asked for, every time.
+class FileTuple(tuple["DataFile", ...]):
+    """The files of a snapshot, where they are few."""
 
-    Memory: about 100 bytes per file. Pickled, it becomes a tuple.
+    __slots__ = ()
+
+    @property
+    def paths(self) -> pa.StringArray:
+        return pa.array([file.path for file in self], pa.string())
+
+    @property
+    def total_rows(self) -> int:
+        return sum(file.rows for file in self)
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(file.size for file in self)
+
+    @property
+    def footer_bytes(self) -> int:
+        """The size of all footers, as far as they are known."""
+        return sum(file.footer.serialized_size for file in self if file.footer is not None)
+
+    def with_known(self, files: Iterable[DataFile]) -> FileTuple:
+        """The same files, of some of which more is known: their footers, and exact numbers of rows."""
+        known = {file.path: file for file in files}
+        return FileTuple(known.get(file.path, file) for file in self)
+
+    def list_kinds(self) -> Sequence[DataFile]:
+        """At least one file of each schema, key-value metadata and writer, in order."""
+        return self
+
+    def list_models(self) -> Iterable[DataFile]:
+        """Files whose footer, where it is known, tells what new ones are to be like."""
+        return self
+
+    def list_partitions(self) -> Iterable[tuple[str, Mapping[str, Any]]]:
+        """The path of a file and its partition values, at least once for each directory."""
+        return ((file.path, file.partition) for file in self)
+
+    def map_partitions(self, read: Callable[[str], Mapping[str, Any]]) -> FileTuple:
+        """The same files with the partition values that ``read`` finds in their paths."""
+        return FileTuple(replace(file, partition=read(file.path)) for file in self)
+
+    def group_directories(self) -> Iterable[tuple[str, Mapping[str, Any], int]]:
+        """Each directory with its partition values and its rows, in the order of its first file."""
+        found: dict[str, tuple[Mapping[str, Any], int]] = {}
+        for file in self:
+            directory = file.path.rpartition("/")[0]
+            values, rows = found.get(directory, (file.partition, 0))
+            found[directory] = values, rows + file.rows
+        return ((directory, *rest) for directory, rest in found.items())
+
+
+class FileTable(Sequence["DataFile"]):
+    """The files of a snapshot, where they are many: as columns. A file is made whenever it is asked for.
+
+    Has what :class:`FileTuple` has. Memory: about 100 bytes per file. Pickled, it becomes a tuple.
     """
 
     __slots__ = ("_make", "directories", "known", "numbers", "partitions", "paths", "rows", "sizes", "store")
@@ -114,7 +171,7 @@ class FileTable(Sequence["DataFile"]):
     __hash__ = None  # type: ignore[assignment]
 
     def __reduce__(self) -> Any:
-        return tuple, (list(self),)
+        return FileTuple, (list(self),)
 
     def __repr__(self) -> str:
         return f"<{len(self):,} files>"
@@ -123,15 +180,15 @@ class FileTable(Sequence["DataFile"]):
         """The number of the directory that a file is in."""
         return 0 if self.numbers is None else int(self.numbers[number].as_py())
 
-    def with_partitions(self, partitions: Sequence[Mapping[str, Any]]) -> FileTable:
-        """The same files with other partition values, directory by directory."""
+    def map_partitions(self, read: Callable[[str], Mapping[str, Any]]) -> FileTable:
+        """The same files with the partition values that ``read`` finds in a path of their directory."""
         return FileTable(
             self._make,
             paths=self.paths,
             sizes=self.sizes,
             rows=self.rows,
             directories=self.directories,
-            partitions=partitions,
+            partitions=[read(path) for path in self._list_samples()],
             numbers=self.numbers,
             store=self.store,
         )
@@ -161,26 +218,49 @@ class FileTable(Sequence["DataFile"]):
         )
 
     @property
+    def total_rows(self) -> int:
+        return int(pc.sum(self.rows).as_py())
+
+    @property
+    def total_bytes(self) -> int:
+        return int(pc.sum(self.sizes).as_py())
+
+    @property
     def footer_bytes(self) -> int:
         """The size of all footers, as far as they are known."""
         known = (file.footer for file in self.known.values())
         return sum(self.store.sizes) + sum(one.serialized_size for one in known if one is not None)
 
-    def list_samples(self) -> list[str]:
+    def list_kinds(self) -> Sequence[DataFile]:
+        """At least one file of each schema, key-value metadata and writer, in order."""
+        return [self[number] for number in self.store.first_of_kinds]
+
+    def list_models(self) -> Iterable[DataFile]:
+        """Files whose footer, where it is known, tells what new ones are to be like."""
+        return [*self[:1], *self.known.values()]  # others are as the first
+
+    def list_partitions(self) -> Iterable[tuple[str, Mapping[str, Any]]]:
+        """The path of a file and its partition values, once for each directory."""
+        return zip(self._list_samples(), self.partitions, strict=True)
+
+    def group_directories(self) -> Iterable[tuple[str, Mapping[str, Any], int]]:
+        """Each directory with its partition values and its rows, in the order of its first file."""
+        return zip(self.directories, self.partitions, self._count_by_directory(), strict=True)
+
+    def _list_samples(self) -> list[str]:
         """The path of a file of each directory, the first."""
         if self.numbers is None:
             return [self.paths[0].as_py()]
         every = pa.array(range(len(self.directories)), pa.int32())
         return list(self.paths.take(pc.index_in(every, value_set=self.numbers)).to_pylist())
 
-    def count_rows(self) -> dict[str, int]:
-        """The rows in each directory."""
+    def _count_by_directory(self) -> list[int]:
         if self.numbers is None:
-            return {self.directories[0]: pc.sum(self.rows).as_py()}
+            return [self.total_rows]
         table = pa.table({"number": self.numbers, "rows": self.rows})
         found = table.group_by("number").aggregate([("rows", "sum")])
         rows = dict(zip(found["number"].to_pylist(), found["rows_sum"].to_pylist(), strict=True))
-        return {directory: rows[number] for number, directory in enumerate(self.directories)}
+        return [rows[number] for number in range(len(self.directories))]
 
     def find_numbers(self, paths: Iterable[str]) -> list[int]:
         """The numbers of the files at these paths, as far as they are here, ascending."""
@@ -190,15 +270,11 @@ class FileTable(Sequence["DataFile"]):
         return numbers
 
 
-def list_kinds(files: Sequence[DataFile]) -> Sequence[DataFile]:
-    """At least one file of each schema, key-value metadata and writer, in order."""
-    return [files[number] for number in files.store.first_of_kinds] if isinstance(files, FileTable) else files
+Files = FileTuple | FileTable
+"""The files of a snapshot."""
 
 
-def find_unknown(paths: Sequence[str] | pa.StringArray, files: Sequence[DataFile]) -> list[str]:
+def find_unknown(paths: Sequence[str] | pa.StringArray, files: Files) -> list[str]:
     """Those of some paths that no file has, sorted."""
-    if isinstance(files, FileTable):
-        wanted = paths if isinstance(paths, pa.Array) else pa.array(paths, pa.string())
-        return sorted(wanted.filter(pc.invert(pc.is_in(wanted, value_set=files.paths))).to_pylist())
-    names = paths.to_pylist() if isinstance(paths, pa.Array) else paths
-    return sorted(set(names) - {file.path for file in files})
+    wanted = paths if isinstance(paths, pa.Array) else pa.array(paths, pa.string())
+    return sorted(set(wanted.filter(pc.invert(pc.is_in(wanted, value_set=files.paths))).to_pylist()))

@@ -26,6 +26,7 @@ from intarsia.core.candidates import (
     PartitionPruner,
     make_key_table,
 )
+from intarsia.core.file_table import FileTuple
 from intarsia.core.intent import ROWS_PER_FILE
 from intarsia.core.keys import KeyIndex, to_array
 from intarsia.core.merge import list_column_names, normalize_keys
@@ -255,7 +256,7 @@ def make_files_snapshot(paths: Sequence[str], columns: Sequence[str], *, filesys
     path_columns = [name for name in columns if name not in stored.names]
     texts = [parse_hive_partition_path(path, path_columns) for path in paths]
     partitions = infer_partition_schema(texts)
-    files = tuple(
+    files = FileTuple(
         DataFile(
             path,
             location,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from intarsia.common.partition_values import HIVE_NULL, escape, partition_text, unescape
 from intarsia.common.partitions import hive_path, split_by_partition
-from intarsia.core.file_table import FileTable
+from intarsia.core.file_table import Files
 from intarsia.core.keys import arange
 
 if TYPE_CHECKING:
@@ -112,25 +112,14 @@ class PartitionDirectories:
     """Directories of a partition that has a larger directory, to that one, which is used."""
 
     @classmethod
-    def of(cls, files: Iterable[DataFile]) -> PartitionDirectories:
+    def of(cls, files: Files) -> PartitionDirectories:
         """The directories of some files; those that are no partition's do not count."""
-        if isinstance(files, FileTable):
-            return cls._of_many(files)
         sizes: Counter[str] = Counter()
         keys: dict[str, Key] = {}
-        for file in files:
-            directory = file.path.rpartition("/")[0]
-            if directory not in keys:
-                key = make_partition_key(directory, file.partition)
-                keys[directory] = () if key is None else key
-            sizes[directory] += file.rows
+        for directory, values, rows in files.group_directories():
+            keys[directory] = make_partition_key(directory, values) or ()
+            sizes[directory] = rows
         return cls() if _is_canonical(keys) else _collect_directories(keys, sizes)
-
-    @classmethod
-    def _of_many(cls, files: FileTable) -> PartitionDirectories:
-        pairs = zip(files.directories, files.partitions, strict=True)
-        keys = {directory: make_partition_key(directory, values) or () for directory, values in pairs}
-        return cls() if _is_canonical(keys) else _collect_directories(keys, Counter(files.count_rows()))
 
     def choose_directory(self, values: Mapping[str, Any], *, path: str | None = None) -> str:
         """The directory of a partition: the existing one, else a new one spelled like its siblings.

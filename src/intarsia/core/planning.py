@@ -18,7 +18,7 @@ from intarsia.common.partitions import (
     parse_partition_filter,
     partition_matches,
 )
-from intarsia.core.file_table import FileTable
+from intarsia.core.file_table import FileTable, FileTuple
 from intarsia.core.intent import (
     CompactIntent,
     DeduplicateIntent,
@@ -259,7 +259,7 @@ def select_files(snapshot: Snapshot, partition_filter: Any) -> Sequence[DataFile
         partitions = [_get_partition(file, snapshot) for file in files]
         _check_filter(parsed, {name for values in partitions for name in values}, snapshot, wanted)
         pairs = zip(files, partitions, strict=True)
-        files = tuple(file for file, values in pairs if partition_matches(values, parsed))
+        files = FileTuple(file for file, values in pairs if partition_matches(values, parsed))
     if not files:
         if snapshot.format.owns_schema:
             raise NothingMatched(f"{snapshot.root} has no data files{wanted}.", path=snapshot.root)

@@ -115,6 +115,11 @@ class Table(Protocol):
         With ``staging``, where the change's files are, these are read as well. Writes nothing.
         """
 
+    @property
+    def commit_attempts(self) -> int | None:
+        """How often an operation is planned when other writers come first, at the most; None where they wait
+        at a lock or the table tries again by itself, so that the caller's number does."""
+
     def last_batch(self, app_id: str) -> int | None:
         """The highest batch that was committed with this ``app_id``, or None."""
 

@@ -24,7 +24,7 @@ from intarsia.common.python_values import make_scalar
 from intarsia.common.schema import find_common_type
 from intarsia.common.types import get_value_type, rewrite_type
 from intarsia.core import render
-from intarsia.core.file_table import FileTable, list_kinds
+from intarsia.core.file_table import Files, FileTuple
 from intarsia.core.partitioner import HivePartitioner, Partitioner
 from intarsia.errors import CommitConflict, DamagedTable, IntarsiaError, NotSupported, StorageError
 
@@ -100,8 +100,8 @@ class Snapshot:
 
     root: str
     """The path in the form the caller gave; results show files below it."""
-    files: Sequence[DataFile]
-    """A tuple, or where there are many a :class:`~intarsia.core.file_table.FileTable`."""
+    files: Files
+    """In the table's order; where there are many, as columns."""
     schema: pa.Schema
     partition_columns: tuple[str, ...]
     filesystem: pafs.FileSystem = field(repr=False)
@@ -148,44 +148,37 @@ class Snapshot:
         """Which partition a row or a file belongs to."""
         return self.format.partitioner or HivePartitioner(self.partition_columns)
 
+    def with_files(self, files: Iterable[DataFile] = ()) -> Snapshot:
+        """The same table with these files only; its schema stays."""
+        return replace(self, files=FileTuple(files))
+
     def without_files(self) -> Snapshot:
         """The same table without files and schema, for an operation that decides both itself."""
-        return replace(self, files=(), schema=pa.schema([]), partition_columns=(), model=None)
+        return replace(self, files=FileTuple(), schema=pa.schema([]), partition_columns=(), model=None)
 
     @property
     def model_footer(self) -> pq.FileMetaData | None:
         """The footer of the file that new ones are like; None where there is none."""
-        files = self.files
-        if isinstance(files, FileTable):  # the others are as the first
-            files = [*files[:1], *files.known.values()]
-        return next((file.footer for file in files if file.footer is not None), self.model)
+        models = self.files.list_models()
+        return next((file.footer for file in models if file.footer is not None), self.model)
 
     @property
     def rows(self) -> int:
-        if isinstance(self.files, FileTable):
-            return int(pc.sum(self.files.rows).as_py())
-        return sum(file.rows for file in self.files)
+        return self.files.total_rows
 
     @property
     def footer_bytes(self) -> int:
         """The size of all footers, as far as they are known."""
-        if isinstance(self.files, FileTable):
-            return self.files.footer_bytes
-        return sum(file.footer.serialized_size for file in self.files if file.footer is not None)
+        return self.files.footer_bytes
 
     def with_footers(self, files: Sequence[DataFile]) -> Snapshot:
         """The same state, with the footers and exact row counts of some files."""
         assert self.footer_loader is not None
-        if isinstance(self.files, FileTable):
-            return replace(self, files=self.files.with_known(self.footer_loader(files)))
-        known = {file.path: file for file in self.footer_loader(files)}
-        return replace(self, files=tuple(known.get(file.path, file) for file in self.files))
+        return replace(self, files=self.files.with_known(self.footer_loader(files)))
 
     @property
     def size(self) -> int:
-        if isinstance(self.files, FileTable):
-            return int(pc.sum(self.files.sizes).as_py())
-        return sum(file.size for file in self.files)
+        return self.files.total_bytes
 
     def sort_files(self, files: Iterable[DataFile]) -> list[DataFile]:
         """Files in order, which decides between rows with equal keys.
@@ -194,12 +187,7 @@ class Snapshot:
         """
         if not self.format.ordered_by_commit:
             return sorted(files, key=lambda file: file.path)
-        paths = (
-            self.files.paths.to_pylist()
-            if isinstance(self.files, FileTable)
-            else (file.path for file in self.files)
-        )
-        places = {path: place for place, path in enumerate(paths)}
+        places = {path: place for place, path in enumerate(self.files.paths.to_pylist())}
         return sorted(files, key=lambda file: places.get(file.path, len(places)))
 
     @property
@@ -363,11 +351,7 @@ def retype(snapshot: Snapshot, types: pa.Schema) -> Snapshot:
         for field in snapshot.schema
     ]
     schema = pa.schema(fields, snapshot.schema.metadata)
-    if isinstance(snapshot.files, FileTable):
-        samples = snapshot.files.list_samples()
-        table = snapshot.files.with_partitions([_parse_path(path, schema) for path in samples])
-        return replace(snapshot, schema=schema, files=table)
-    files = tuple(replace(file, partition=_parse_path(file.path, schema)) for file in snapshot.files)
+    files = snapshot.files.map_partitions(lambda path: _parse_path(path, schema))
     return replace(snapshot, schema=schema, files=files)
 
 
@@ -394,18 +378,11 @@ def with_target_types(source: pa.Schema, snapshot: Snapshot) -> Snapshot:
         read = retype(snapshot, types)
     except DamagedTable:  # a text that is no such value: the guess stands
         return snapshot
-    for path, partition in _iterate_partitions(read.files):
+    for path, partition in read.files.list_partitions():
         texts = parse_hive_partition_path(path, guessed)
         if any(text is not None and partition_text(partition[name]) != text for name, text in texts.items()):
             return snapshot
     return read
-
-
-def _iterate_partitions(files: Sequence[DataFile]) -> Iterable[tuple[str, Mapping[str, Any]]]:
-    """The path of a file and its partition values, at least once for each directory."""
-    if isinstance(files, FileTable):
-        return zip(files.list_samples(), files.partitions, strict=True)
-    return ((file.path, file.partition) for file in files)
 
 
 def with_microseconds(snapshot: Snapshot) -> Snapshot:
@@ -416,7 +393,7 @@ def with_microseconds(snapshot: Snapshot) -> Snapshot:
     if snapshot.format.owns_schema:
         nothing = 'int96="convert" has no meaning here: an Iceberg table has no INT96 columns of its own.'
         return replace(snapshot, notes=(*snapshot.notes, nothing))
-    footers = [file.footer for file in list_kinds(snapshot.files) if file.footer is not None]
+    footers = [file.footer for file in snapshot.files.list_kinds() if file.footer is not None]
     known = {name for footer in footers for name in find_int96_columns(footer.schema)}
     note = (
         f"Of the columns {', '.join(name for name in snapshot.schema.names if name in known)}, what is INT96"
@@ -446,7 +423,7 @@ def _is_declared(name: str, snapshot: Snapshot) -> bool:
     """Whether the column's type is declared: in a file's metadata, by a file that holds it, or in the log."""
     if not snapshot.files:
         return True
-    footers = (file.footer for file in list_kinds(snapshot.files) if file.footer is not None)
+    footers = (file.footer for file in snapshot.files.list_kinds() if file.footer is not None)
     return any(
         PARTITION_SCHEMA_KEY in (footer.metadata or {}) or name in footer.schema.names for footer in footers
     )

@@ -18,7 +18,6 @@ from intarsia.common.exact import cast_exact
 from intarsia.common.int96 import read_arrow_schema
 from intarsia.common.source import IngestedSource
 from intarsia.common.types import classify_type, list_like
-from intarsia.core.file_table import list_kinds
 from intarsia.core.snapshot import Snapshot
 from intarsia.errors import SchemaMismatch
 
@@ -76,7 +75,7 @@ def read_spark_schema(snapshot: Snapshot) -> tuple[Mapping[bytes, bytes], pa.Sch
     """What such notes of a dataset's files tell, with the columns they tell it of; both may be empty."""
     if snapshot.format.owns_schema:
         return {}, pa.schema([])
-    return join_spark_schemas(file.footer for file in list_kinds(snapshot.files))
+    return join_spark_schemas(file.footer for file in snapshot.files.list_kinds())
 
 
 def join_spark_schemas(footers: Iterable[pq.FileMetaData | None]) -> tuple[Mapping[bytes, bytes], pa.Schema]:
@@ -218,7 +217,7 @@ def check_variants(snapshot: Snapshot) -> None:
     if b"variant" not in note.get(SPARK_SCHEMA, b""):
         return
     forms: dict[str, set[str]] = {}
-    for file in list_kinds(snapshot.files):
+    for file in snapshot.files.list_kinds():
         if file.footer is not None:
             for field in file.footer.schema.to_arrow_schema():
                 forms.setdefault(field.name, set()).update(_find_shredded_forms(field.type))

@@ -108,7 +108,7 @@ def read_snapshot(table: ParquetTable) -> Snapshot:
 
 def _read_one_file(table: ParquetTable) -> Snapshot:
     snapshot = make_files_snapshot([table.control.root], (), filesystem=table.storage.filesystem)
-    return replace(snapshot, files=tuple(replace(file, path=table.root) for file in snapshot.files))
+    return snapshot.with_files(replace(file, path=table.root) for file in snapshot.files)
 
 
 def _find_changed(table: ParquetTable, snapshot: Snapshot) -> str | None:

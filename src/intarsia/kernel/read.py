@@ -471,7 +471,7 @@ class SnapshotScan:
     def _judge_groups(self, reader: FileReader) -> tuple[int, ...]:
         """The row groups that may have rows to return, of a file whose footer was not known before."""
         known = replace(reader.file, footer=reader.footer)
-        return judge_files(self.where, replace(self.snapshot, files=(known,)))[0].row_groups
+        return judge_files(self.where, self.snapshot.with_files([known]))[0].row_groups
 
     def read_batches(self, *, threads: int) -> Iterator[pa.RecordBatch]:
         """Record batches in the order of files and positions. Memory: a row group per thread.
@@ -504,7 +504,7 @@ class SnapshotScan:
         chosen = [file for file, _ in self.list_files()]
         if snapshot.footer_loader is not None:
             chosen = list(snapshot.footer_loader(chosen))
-        return replace(snapshot, files=tuple(chosen))
+        return snapshot.with_files(chosen)
 
     def _read_rows(
         self, snapshot: Snapshot, file: DataFile, group: int, handle: pa.NativeFile | None

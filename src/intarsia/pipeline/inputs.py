@@ -284,7 +284,7 @@ def _read_snapshot_rows(snapshot: Snapshot) -> Iterator[pa.RecordBatch]:
         )
         return
     for start in range(0, len(snapshot.files), _OPEN_FILES):
-        some = replace(snapshot, files=snapshot.files[start : start + _OPEN_FILES])
+        some = snapshot.with_files(snapshot.files[start : start + _OPEN_FILES])
         yield from some.dataset().to_batches()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -135,7 +135,7 @@ class _LookAhead:
         if target in self.unsure:
             return None
         snapshot = self.resources.get_table(target).snapshot()
-        return replace(snapshot, files=()) if snapshot.has_schema else None
+        return snapshot.with_files() if snapshot.has_schema else None
 
     def _look_up_files(self, source: Source) -> Any:
         if source.stream is not None:

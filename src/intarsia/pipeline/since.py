@@ -110,8 +110,8 @@ def find_increment(
         return read_all("the target was of another kind")
     old = {(str(path), tuple(fingerprint)) for path, *fingerprint in last["files"]}
     now = {(file.path, file.fingerprint) for file in snapshot.files}
-    files = tuple(file for file in snapshot.files if (file.path, file.fingerprint) not in old)
-    added, missing = replace(snapshot, files=files), old - now
+    files = [file for file in snapshot.files if (file.path, file.fingerprint) not in old]
+    added, missing = snapshot.with_files(files), old - now
     if not missing or not files:  # nothing that is new can be a row of before
         return _compare(whole, added, None, name)
     former = table.find_retained(snapshot, missing)
@@ -151,7 +151,7 @@ def _drop_equal(
     """Both states without the files that are the same in both."""
     same = {identify(file) for file in now.files} & {identify(file) for file in before.files}
     new, old = (
-        replace(state, files=tuple(file for file in state.files if identify(file) not in same))
+        state.with_files(file for file in state.files if identify(file) not in same)
         for state in (now, before)
     )
     return new, old

@@ -150,7 +150,7 @@ class QueryRun:
         own, others = split_files(scan)
         parts = [select_files(self._session, scan, own)] if own else []
         if others or not own:
-            rest = replace(scan, snapshot=replace(scan.snapshot, files=tuple(others)))
+            rest = replace(scan, snapshot=scan.snapshot.with_files(others))
             parts.append(self._add(name, lambda: _open_scan(rest)))
         return " UNION ALL ".join(parts)
 

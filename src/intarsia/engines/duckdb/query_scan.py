@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pyarrow as pa
 
@@ -53,7 +52,7 @@ def select_files(session: Session, scan: SnapshotScan, files: Sequence[DataFile]
     Raises:
         DamagedTable: a page is not as it was written.
     """
-    snapshot = replace(scan.snapshot, files=tuple(files))
+    snapshot = scan.snapshot.with_files(files)
     verify_each(
         [(file, None) for file in files], snapshot.filesystem, columns=scan.columns, threads=session.threads
     )

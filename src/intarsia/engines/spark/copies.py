@@ -278,7 +278,7 @@ def _copy_known_files(
 
 def make_new_row_writer(plan: Plan) -> NewRowWriter:
     """How source rows become rows of the table."""
-    snapshot = replace(plan.snapshot, files=())
+    snapshot = plan.snapshot.with_files()
     return NewRowWriter(snapshot, plan.schema, (), plan.intent.options, plan.operation)
 
 

@@ -243,12 +243,12 @@ def write_new_rows(runner: TaskRunner, execution: Execution, matches: Matches) -
 
 def without_files(plan: Plan) -> Plan:
     """The plan without its files, which travel with the jobs."""
-    return replace(plan, files=(), groups=(), snapshot=replace(plan.snapshot, files=()))
+    return replace(plan, files=(), groups=(), snapshot=plan.snapshot.with_files())
 
 
 def with_one_file(snapshot: Snapshot) -> Snapshot:
     """Enough of a snapshot to lay new files out as its own are."""
-    return replace(snapshot, files=snapshot.files[:1])
+    return snapshot.with_files(snapshot.files[:1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +14,8 @@ from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 
 from intarsia.core.change import Change, Staging
-from intarsia.core.snapshot import DataFile, Snapshot, TableFormat
+from intarsia.core.file_table import Files, FileTuple
+from intarsia.core.snapshot import Snapshot, TableFormat
 from intarsia.errors import InputError, NotSupported
 from intarsia.tables.iceberg.batches import find_highest_batch, find_last_batch, find_last_commits
 from intarsia.tables.iceberg.catalog import TableReference, load_table, open_table
@@ -91,6 +92,8 @@ class IcebergTable:
         check_mode(self._table.metadata, mode)
         BranchState.of(self._table, branch, self._cache)
 
+    commit_attempts = None  # a commit tries again by itself
+
     @staticmethod
     def of(
         target: Any, catalog: Any = None, branch: str | None = None, mode: str | None = None
@@ -147,7 +150,7 @@ class IcebergTable:
         """
         seen = self._seen or self._read()
         if not snapshot_id:
-            return replace(seen.snapshot, files=())
+            return seen.snapshot.with_files()
         head = seen.state.metadata.snapshot_by_id(snapshot_id)
         if head is None:
             return None
@@ -252,10 +255,10 @@ class IcebergTable:
         found = enumerate(map(index.find_deletes, entries)) if index else ()
         deletes = {number: one for number, one in found if one}
         guessed = sum(one.is_estimate for one in deletes.values())
-        files: Sequence[DataFile]
+        files: Files
         if len(entries) < MANY_FILES:
             pairs = enumerate(entries)
-            files = tuple(context.make_data_file(one, deletes.get(n, NO_DELETES)) for n, one in pairs)
+            files = FileTuple(context.make_data_file(one, deletes.get(n, NO_DELETES)) for n, one in pairs)
         else:
             files = ManifestEntries(context, entries, deletes).make_files()
         properties = _read_write_properties(metadata)

@@ -59,9 +59,8 @@ def link_files(control: Control, snapshot: Snapshot) -> Iterator[HardLinkSnapsho
     alive = mark(storage.filesystem, directory)
     try:
         files = _link_files(control, snapshot, directory)
-        yield (
-            None if files is None else HardLinkSnapshot(directory, replace(snapshot, files=files, stat=None))
-        )
+        linked = None if files is None else replace(snapshot.with_files(files), stat=None)
+        yield None if linked is None else HardLinkSnapshot(directory, linked)
     finally:
         for refusal in storage.remove_tree(directory):
             log.warning("could not remove a snapshot's link: %s", refusal)

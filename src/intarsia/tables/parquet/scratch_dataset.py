@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow.fs as pafs
 
 from intarsia.core.change import Change, Committed, Staging, make_transaction_id
+from intarsia.core.file_table import FileTuple
 from intarsia.core.partitioner import PartitionDirectories
 from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.storage import FileEntry
@@ -56,6 +57,8 @@ class ScratchDataset:
     def workspace(self) -> tuple[pafs.FileSystem, str, str]:
         """As of the dataset; see :attr:`ParquetTable.workspace`."""
         return self._base.workspace
+
+    commit_attempts = None  # nobody else writes here
 
     def snapshot(self) -> Snapshot:
         """The dataset's state when the dry run began, with the changes since."""
@@ -143,7 +146,7 @@ class ScratchDataset:
         footers = FooterSet.of([footer for _, footer in files])
         made = assemble_snapshot(self._base.control, self.root, listing, [one for one, _ in files], footers)
         # What the dry run wrote has no fingerprint: nobody else knows of it.
-        data = tuple(
+        data = FileTuple(
             replace(file, fingerprint=()) if self._place.holds(file.location) else file for file in made.files
         )
         made = replace(made, files=data, version=before.version + 1, filesystem=self._place.filesystem)

@@ -20,6 +20,7 @@ from intarsia.common.partitions import (
     parse_partition,
 )
 from intarsia.common.schema import unify_schemas
+from intarsia.core.file_table import Files, FileTuple
 from intarsia.core.key_value_metadata import share_metadata
 from intarsia.core.ports import Distribute
 from intarsia.core.snapshot import DataFile, Snapshot
@@ -271,12 +272,12 @@ def assemble_snapshot(
     """The state of a dataset that has these files, each with its footer."""
     schemas, _ = collect_schemas(footers.models)
     unified = unify_schemas(schemas, operation="snapshot", path=control.root) if schemas else pa.schema([])
-    data: Sequence[DataFile]
+    data: Files
     if footers.store is None:
         paths = [entry.path for entry, _ in files]
         directories = [path.rpartition("/")[0] for path in paths]
         partitions, typed = _read_partitions(dict(zip(directories, paths, strict=True)), schemas, unified)
-        data = tuple(
+        data = FileTuple(
             DataFile(
                 entry.path,
                 location,
@@ -290,9 +291,9 @@ def assemble_snapshot(
         )
     else:
         table = make_file_table(footers.store)
-        samples = dict(zip(table.directories, table.list_samples(), strict=True))
+        samples = {path.rpartition("/")[0]: path for path, _ in table.list_partitions()}
         partitions, typed = _read_partitions(samples, schemas, unified)
-        data = table.with_partitions([typed[directory] for directory in table.directories])
+        data = table.map_partitions(lambda path: typed[path.rpartition("/")[0]])
     path_columns = set(partitions.names)
     stored = [field for field in unified if field.name not in path_columns]
     return Snapshot(
