@@ -209,3 +209,19 @@ def test_bytes_by_number_are_found_while_they_stay_packed(values: dict[int, byte
     again = bytearray()
     make_writer(schema)(again, packed)
     assert again == out
+
+
+def test_maps_that_are_equal_are_kept_once() -> None:
+    pairs = {"type": "array", "items": {**_PAIR, "name": "pair"}}
+    data = bytearray()
+    write = make_writer(pairs)
+    for counts in ({1: 10, 2: 0}, {1: 10, 2: 0}, {1: 11, 2: 0}):
+        write(data, counts)
+    read, at, found = make_reader(pairs), 0, []
+    while at < len(data):
+        one, at = read(bytes(data), at)
+        found.append(one)
+    assert [dict(one) for one in found] == [{1: 10, 2: 0}, {1: 10, 2: 0}, {1: 11, 2: 0}]
+    assert found[0] is found[1]
+    assert found[0].peek(1) == 10
+    assert found[2].peek(1) == 11

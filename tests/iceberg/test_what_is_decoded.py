@@ -17,7 +17,7 @@ from tests.iceberg.operation_tools import House
 import intarsia as it
 from intarsia.core.ports import LAST_UPDATED, ROW_ID, with_lineage
 from intarsia.errors import SchemaMismatch
-from intarsia.kernel import chunk_copy
+from intarsia.kernel import chunk_copy, match
 from intarsia.kernel.chunk_copy import ChunkCopy
 from intarsia.kernel.read import FileReader
 
@@ -66,6 +66,33 @@ def test_an_update_reads_rows_of_row_groups_that_are_hit_and_no_column_that_it_s
         for row in TABLE.to_pylist()
     ]
     assert house.rows("id", "region", "code", "v") == [tuple(row.values()) for row in changed]
+
+
+@pytest.mark.parametrize(("version", "kept", "times"), [(2, 32, 1), (3, 32, 1), (2, 4, 2)])
+def test_an_update_decodes_the_columns_of_its_condition_once_where_they_are_small(
+    house: House,
+    read: list[tuple[int, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    version: int,
+    kept: int,
+    times: int,
+) -> None:
+    monkeypatch.setattr(match, "KEPT_BYTES", kept)
+    limits = {"write.parquet.row-group-limit": "1000"}
+    house.make(TABLE.schema, TABLE, version=version, mode="merge-on-read", properties=limits)
+    it.delete(house.target, where="id % 7 = 0", progress=False)
+    read.clear()
+    it.update(house.target, {"v": "v + id"}, where="id % 5 = 0 and v >= 10", progress=False)
+    assert sorted(each for each in read if each[1] in ("id", "v")) == [
+        (group, name) for group in range(4) for name in ("id", "v") for _ in range(times)
+    ]
+    it.update(house.target, {"v": "-v"}, where="code < 'code 1'", progress=False)
+    changed = [
+        (id, region, code, -v if code < "code 1" else v + id if id % 5 == 0 and v >= 10 else v)
+        for id, region, code, v in (tuple(row.values()) for row in TABLE.to_pylist())
+        if id % 7
+    ]
+    assert sorted(house.rows("id", "region", "code", "v")) == sorted(changed)
 
 
 COW = "copy-on-write"

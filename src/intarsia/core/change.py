@@ -30,12 +30,14 @@ class Hits:
 
     ``positions`` ascend (int64). ``action`` numbers an entry of ``Matches.actions`` for all rows,
     or per row as an int8 array. ``sources`` names the source row of each hit, NULL where the
-    action needs none.
+    action needs none. ``values`` are columns of these rows as they are, as far as they were kept when the
+    rows were found.
     """
 
     positions: pa.Int64Array
     action: int | pa.Int8Array = 0
     sources: pa.Int64Array | None = None
+    values: pa.Table | None = None
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -47,12 +49,13 @@ class Hits:
             self.positions.slice(low, high - low),
             self.action if isinstance(self.action, int) else self.action.slice(low, high - low),
             None if self.sources is None else self.sources.slice(low, high - low),
+            None if self.values is None else self.values.slice(low, high - low),
         )
 
     def shift(self, start: int) -> Hits:
         """The hits with positions counted from ``start``."""
         positions = pc.subtract(self.positions, make_scalar(start, pa.int64()))
-        return Hits(positions, self.action, self.sources)
+        return Hits(positions, self.action, self.sources, self.values)
 
     def select_action(self, number: int) -> Hits:
         """The hits with one action."""
@@ -63,6 +66,7 @@ class Hits:
             self.positions.filter(chosen),
             number,
             None if self.sources is None else self.sources.filter(chosen),
+            None if self.values is None else self.values.filter(chosen),
         )
 
     @staticmethod

@@ -196,10 +196,9 @@ class FileTable(Sequence["DataFile"]):
     def with_known(self, files: Iterable[DataFile]) -> FileTable:
         """The same files, of some of which more is known: their footers, and exact numbers of rows."""
         given = {file.path: file for file in files}
-        paths = pa.array(list(given), pa.string())
-        numbers = pc.index_in(paths, value_set=self.paths).to_pylist()
-        pairs = zip(numbers, given.values(), strict=True)
-        known = {**self.known, **{number: file for number, file in pairs if number is not None}}
+        known = {**self.known}
+        for number in self.find_numbers(given):
+            known[number] = given[self.paths[number].as_py()]
         rows = self.rows
         if any(rows[number].as_py() != file.rows for number, file in known.items()):
             counted = rows.to_pylist()
@@ -265,8 +264,10 @@ class FileTable(Sequence["DataFile"]):
 
     def find_numbers(self, paths: Iterable[str]) -> list[int]:
         """The numbers of the files at these paths, as far as they are here, ascending."""
-        found = pc.index_in(pa.array(list(paths), pa.string()), value_set=self.paths)
-        return sorted(found.drop_null().to_pylist())
+        # Those that are asked for are mostly few: a table of them takes no memory, one of all files does.
+        found = pc.is_in(self.paths, value_set=make_array(list(paths), pa.string()))
+        numbers: list[int] = pc.indices_nonzero(found).to_pylist()
+        return numbers
 
 
 Files = FileTuple | FileTable

@@ -287,7 +287,16 @@ class CopyTask:
         batch_rows = self.rewrite.options.batch_rows
         limit = reader.choose_piece_rows(group, batch_rows)
         if limit is None or len(hits) <= limit:
-            yield reader.read_rows(columns, group, hits.positions, batch_rows=batch_rows), hits
+            kept = _select_kept_values(hits, columns, reader.schema)
+            if not kept.num_columns:
+                yield reader.read_rows(columns, group, hits.positions, batch_rows=batch_rows), hits
+                return
+            read = [name for name in columns if name not in kept.column_names]
+            if read:
+                rows = reader.read_rows(read, group, hits.positions, batch_rows=batch_rows)
+                for each in rows.schema:
+                    kept = kept.append_column(each, rows[each.name])
+            yield kept.select(columns), hits
             return
         start = 0
         for piece in reader.read_pieces(columns, group, batch_rows=batch_rows):
@@ -344,6 +353,16 @@ class CopyTask:
 
 SHARE_BYTES = 8 << 20
 """Bytes to copy per thread: less is not worth another thread, which means another file."""
+
+
+def _select_kept_values(hits: Hits, columns: Sequence[str], schema: pa.Schema) -> pa.Table:
+    """Those of the columns whose values the hits have, in the types of the schema."""
+    if hits.values is None:
+        return pa.table({})
+    held = hits.values.schema
+    return hits.values.select(
+        [name for name in held.names if name in columns and held.field(name).type == schema.field(name).type]
+    )
 
 
 def _is_drop(action: Action) -> bool:

@@ -98,9 +98,12 @@ def _match_predicate(
 ) -> Matches:
     plan = execution.plan
     scans = plan.select("scan")
+    merges_on_read = plan.snapshot.format.merge_on_read.get(plan.operation, False)
+    copied = merges_on_read and isinstance(intent, UpdateIntent)
 
     def find_hits(file: FilePlan) -> Hits:
-        return find_predicate_hits(file, intent.where, plan.snapshot, intent.options.batch_rows)
+        rows = intent.options.batch_rows
+        return find_predicate_hits(file, intent.where, plan.snapshot, rows, keep=copied)
 
     return resolve_hits(plan, scans, _map_each(find_hits, scans, resources, execution.progress, "scan rows"))
 

@@ -459,13 +459,24 @@ class KeyColumns:
         return [name for name in self.snapshot.schema.names if name in used]
 
 
-def find_predicate_hits(plan: FilePlan, where: Predicate, snapshot: Snapshot, batch_rows: int | None) -> Hits:
-    """The positions in one file where the predicate is TRUE; reads only the columns it names."""
+KEPT_BYTES = 32
+"""Bytes per hit of values that are kept: about four numbers."""
+
+
+def find_predicate_hits(
+    plan: FilePlan, where: Predicate, snapshot: Snapshot, batch_rows: int | None, *, keep: bool = False
+) -> Hits:
+    """The positions in one file where the predicate is TRUE; reads only the columns it names.
+
+    With ``keep``, the hits have the values of these columns where they are small: whoever copies the rows
+    decodes them once less.
+    """
     if where is None and plan.file.scan_task is None:
         return Hits(arange(plan.file.rows))
     columns = list_predicate_columns(where, snapshot.schema)
     wanted = set(plan.row_groups)
     found: list[pa.Array] = []
+    values: list[pa.Table] = []
     with FileReader(plan.file, snapshot.schema, snapshot.filesystem) as reader:
         start = 0
         for group in range(reader.footer.num_row_groups):
@@ -476,9 +487,14 @@ def find_predicate_hits(plan: FilePlan, where: Predicate, snapshot: Snapshot, ba
                     live = reader.find_live_rows(offset, piece.num_rows)
                     hit = _find_hits_among(where, piece, live)
                     found.append(pc.add(hit, make_scalar(offset, pa.int64())))
+                    if keep and columns:
+                        values.append(take_rows(piece.select(columns), hit))
+                        keep = values[-1].nbytes <= KEPT_BYTES * max(len(hit), 1)
                     offset += piece.num_rows
             start += rows
-    return Hits(pa.concat_arrays(found)) if found else Hits.make_empty()
+    if not found:
+        return Hits.make_empty()
+    return Hits(pa.concat_arrays(found), values=pa.concat_tables(values) if keep and values else None)
 
 
 def _find_hits_among(where: Predicate, piece: pa.Table, live: pa.Array | None) -> pa.Array:

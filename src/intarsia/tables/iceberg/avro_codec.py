@@ -26,6 +26,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from intarsia.errors import NotSupported
@@ -74,16 +75,19 @@ class PackedNumbers(Mapping[int, int]):
 
     def peek(self, key: int) -> int | None:
         """The number of a key, which leaves the others packed; None where there is none."""
-        return (self._decode() if self._found is None else self._found).get(key)
+        return (_decode_numbers(self.data) if self._found is None else self._found).get(key)
 
     def _unpack(self) -> dict[int, int]:
         if self._found is None:
-            self._found = self._decode()
+            self._found = dict(_decode_numbers(self.data))
         return self._found
 
-    def _decode(self) -> dict[int, int]:
-        numbers = [read_long(data, 0)[0] for data in _VARINT.findall(self.data)]
-        return dict(zip(numbers[::2], numbers[1::2], strict=True))
+
+@lru_cache(maxsize=64)
+def _decode_numbers(data: bytes) -> Mapping[int, int]:
+    """Pairs of a map; remembered, since many files have the same (no NULL anywhere, one number of rows)."""
+    numbers = [read_long(one, 0)[0] for one in _VARINT.findall(data)]
+    return dict(zip(numbers[::2], numbers[1::2], strict=True))
 
 
 class PackedBytes(Mapping[int, bytes]):
@@ -364,6 +368,10 @@ def _read_block_count(data: bytes, at: int) -> tuple[int, int]:
     return count, at
 
 
+_MOST_SHARED = 1024
+"""Different maps of a field of which each is kept once, however many files of a manifest have it."""
+
+
 def _make_pairs_reader(read_pairs: Callable[[bytes, int, int], tuple[Mapping[int, Any], int]]) -> Reader:
     def read(data: bytes, at: int) -> tuple[Mapping[int, Any], int]:
         count, at = _read_block_count(data, at)
@@ -381,6 +389,7 @@ def _make_pairs_reader(read_pairs: Callable[[bytes, int, int], tuple[Mapping[int
 
 def _make_long_pairs_reader() -> Callable[[bytes, int, int], tuple[PackedNumbers, int]]:
     spans: dict[int, re.Pattern[bytes]] = {}
+    shared: dict[bytes, PackedNumbers] = {}
 
     def read(data: bytes, at: int, count: int) -> tuple[PackedNumbers, int]:
         span = spans.get(count)
@@ -391,7 +400,13 @@ def _make_long_pairs_reader() -> Callable[[bytes, int, int], tuple[PackedNumbers
         match = span.match(data, at)
         if match is None:
             raise DamagedAvro(f"{count} pairs at byte {at}")
-        return PackedNumbers(match[0], count), match.end()
+        pairs = match[0]
+        found = shared.get(pairs)
+        if found is None:
+            found = PackedNumbers(pairs, count)
+            if len(shared) < _MOST_SHARED:
+                shared[pairs] = found
+        return found, match.end()
 
     return read
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
+import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -249,6 +250,8 @@ def _make_entry(
     record: Mapping[str, Any], status: ManifestEntryStatus, manifest: ManifestFile, file: ContentFile
 ) -> ManifestEntry:
     snapshot_id = record["snapshot_id"]
+    if snapshot_id is None or snapshot_id == manifest.added_snapshot_id:
+        snapshot_id = manifest.added_snapshot_id  # one integer for all of them
     sequence = record.get("sequence_number")
     file_sequence = record.get("file_sequence_number")
     # Version 1 has no numbers: they are 0. Later only what a commit adds takes those of its manifest.
@@ -261,7 +264,7 @@ def _make_entry(
         )
     return ManifestEntry(
         status,
-        manifest.added_snapshot_id if snapshot_id is None else snapshot_id,
+        snapshot_id,
         file,
         manifest.sequence_number if sequence is None and inherits else sequence,
         manifest.sequence_number if file_sequence is None and inherits else file_sequence,
@@ -275,7 +278,7 @@ def _make_content_file(
     return ContentFile(
         _CONTENTS[get("content") or 0],
         file["file_path"],
-        file["file_format"],
+        sys.intern(file["file_format"]),
         manifest.partition_spec_id,
         as_tuple(file["partition"]),
         file["record_count"],
@@ -297,8 +300,14 @@ def _make_content_file(
     )
 
 
+_ONE_ROW_GROUP = (4,)
+"""The offsets of a file with one row group, which most are."""
+
+
 def _to_tuple(values: Sequence[int] | None) -> tuple[int, ...] | None:
-    return None if values is None else tuple(values)
+    if values is None:
+        return None
+    return _ONE_ROW_GROUP if len(values) == 1 and values[0] == 4 else tuple(values)
 
 
 def rename_fields_by_id(record: Mapping[str, Any], names: Mapping[int, str]) -> dict[str, Any]:

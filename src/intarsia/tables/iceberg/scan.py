@@ -15,6 +15,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import NestedField, UUIDType
 
+from intarsia.common.python_values import make_array
 from intarsia.core.file_table import FileTable
 from intarsia.core.prune import Bounds, make_file_bounds
 from intarsia.core.snapshot import DataFile
@@ -358,9 +359,9 @@ class ManifestEntries:
             rows[number] = max(0, rows[number] - deletes.estimated_count)
         return FileTable(
             self._make_range,
-            paths=pa.array([file.file_path for file in files], pa.string()),
-            sizes=pa.array([file.file_size_in_bytes for file in files], pa.int64()),
-            rows=pa.array(rows, pa.int64()),
+            paths=make_array([file.file_path for file in files], pa.string()),
+            sizes=make_array([file.file_size_in_bytes for file in files], pa.int64()),
+            rows=make_array(rows, pa.int64()),
             directories=[""],
             partitions=[{}],
             numbers=None,
