@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from pyiceberg.table import Table
 from pyiceberg.transforms import parse_transform
-from pyiceberg.types import DoubleType, FloatType, IntegerType, LongType, StringType
+from pyiceberg.types import DecimalType, DoubleType, FloatType, IntegerType, LongType, StringType
 
 import intarsia as it
 from intarsia.errors import KeyColumnError
@@ -140,12 +140,26 @@ class World:
         table = self.table
         expected = model.bag([{now: row[name] for name, now in self.names.items()} for row in self.rows])
         assert model.bag(it.read(self.target).read_all().to_pylist()) == expected, "our own reader"
-        assert model.bag(table.scan().to_arrow().to_pylist()) == expected, "PyIceberg's reader"
+        if not _names_a_type_twice(table):
+            assert model.bag(table.scan().to_arrow().to_pylist()) == expected, "PyIceberg's reader"
         assert told is None or told.total == len(self.rows)
         if told is None or not told.changed:  # what was checked before may be of an earlier version
             return
         wrong = problems(decode(local(table.metadata_location)), ours=True)
         assert not wrong, "\n".join(wrong)
+
+
+def _names_a_type_twice(table: Table) -> bool:
+    """Whether a partition has two fields of one decimal type, as in V1 after one was dropped and added again.
+
+    Avro names the second by the first, as Java writes it; PyIceberg 0.12 does not look such names up.
+    """
+    for spec in table.specs().values():
+        kinds = [one.field_type for one in spec.partition_type(table.schema()).fields]
+        named = [kind for kind in kinds if isinstance(kind, DecimalType)]
+        if len(set(named)) < len(named):
+            return True
+    return False
 
 
 def merge_step(data: st.DataObject, world: World, options: dict[str, Any]) -> it.MergeResult | None:
