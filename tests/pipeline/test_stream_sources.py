@@ -342,6 +342,39 @@ def test_a_full_refresh_that_was_interrupted_is_gone_on_with(
     assert clicks.rows() == [(1, 22)]
 
 
+@pytest.mark.parametrize("kind", ["parquet", "iceberg"])
+def test_batches_of_a_run_that_failed_are_no_other_writer_for_whom_steps_above_run_again(
+    spark: Any, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clicks = Clicks(tmp_path, spark, kind)
+    target: Any = tmp_path / "t"
+    if kind == "iceberg":
+        target = it.iceberg("db.t", catalog=f"{tmp_path}/warehouse")
+    it.write(pa.table({"id": [1], "n": [100]}, SCHEMA), target, engine="arrow", progress=False)
+    clicks.lands((2, 2))
+    clicks.lands((3, 3))
+    steps = (pipeline.Update(name="plus one", target="t", set={"n": "n + 1"}), "append")
+    original = stream_batches.StepBatch.__call__
+
+    def fail_at_second(self: Any, frame: Any, batch_id: int) -> None:
+        if batch_id == 1:
+            raise InputError("stopped here")
+        original(self, frame, batch_id)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stream_batches.StepBatch, "__call__", fail_at_second)
+        with pytest.raises(InputError, match="stopped here"):
+            clicks.run(*steps).check()
+    assert clicks.rows() == [(1, 101), (2, 2)]
+    clicks.run(*steps).check()
+    assert clicks.rows() == [(1, 101), (2, 2), (3, 3)]
+    clicks.run(*steps).check()
+    assert clicks.rows() == [(1, 101), (2, 2), (3, 3)]
+    it.write(pa.table({"id": [4], "n": [4]}, SCHEMA), target, engine="arrow", progress=False)
+    clicks.run(*steps).check()
+    assert clicks.rows() == [(1, 102), (2, 3), (3, 4), (4, 5)]
+
+
 def test_a_target_that_was_removed_is_filled_again(clicks: Clicks) -> None:
     clicks.lands((1, 1))
     clicks.run("append").check()

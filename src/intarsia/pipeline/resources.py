@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
@@ -49,6 +49,9 @@ class LoggedTable(Table, Protocol):
 
     def knows_commits_since(self, version: int) -> bool:
         """Whether the log has every commit after a version."""
+
+    def list_commits_since(self, version: int) -> Sequence[Mapping[str, str]]:
+        """The properties of each commit after a version."""
 
 
 def open_target(declared: Target, session: Callable[[], Any]) -> LoggedTable:

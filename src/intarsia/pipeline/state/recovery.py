@@ -171,6 +171,9 @@ def _settle(run_state: RunState, target: str, commits: Commits) -> None:
     for name, pending in list(run_state.state.pending.items()):
         if pending.target != path:
             continue
+        if pending.stream:
+            _settle_stream(run_state, name, pending, target)
+            continue
         said = commits.get(run_state.make_step_id(name), {})
         is_ours = said.get("run_id", "") == pending.run or not pending.run
         if read_batch(said) == pending.batch and is_ours:
@@ -186,6 +189,24 @@ def _settle(run_state: RunState, target: str, commits: Commits) -> None:
                 " with --full-refresh to have it carried out again.",
             )
         del run_state.state.pending[name]
+
+
+def _settle_stream(run_state: RunState, name: str, pending: Pending, target: str) -> None:
+    """Note the batches that a stream has committed in a run that ended early: no other writer has.
+
+    The step itself is not done: it is run again, and goes on after them.
+    """
+    table = run_state.resources.get_table(target)
+    made = table.list_commits_since(pending.version or 0)
+    del run_state.state.pending[name]
+    run_state.dirty = True
+    if not made or any(one.get("run_id") != pending.run for one in made):
+        return
+    now = table.snapshot()
+    run_state.snapshots[target] = now
+    run_state.seen.add(target)
+    success = Success(pending.definition, pending.input, 0, 0, pending.target, now.version)
+    run_state.state.note(name, success, changed=True, left={pending.target: digest_snapshot(now)})
 
 
 def _note_commit(run_state: RunState, name: str, pending: Pending, target: str) -> None:

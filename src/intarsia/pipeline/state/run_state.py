@@ -446,7 +446,7 @@ class RunState:
         path = None if written is None else self.make_target_key(written)
         version = None if written is None else self.get_snapshot(written).version
         pending = self.state.pending.get(step.name)
-        if pending is not None and path is not None:
+        if pending is not None and not pending.stream and path is not None:
             memory = self.state.get_step(step.name)
             memory.take(path, pending.scope, pending.files)
             memory.commits[path] = pending.batch
@@ -456,16 +456,8 @@ class RunState:
         definition = describe_definition(step, self.pipeline)
         positions = self.list_positions(step)
         scope = self.pipeline.scopes.get(step.name, "")
-        success = Success(
-            definition,
-            self.digest_input(step, listing),
-            0,
-            0,
-            path,
-            version,
-            positions=positions,
-            scope=scope,
-        )
+        given = self.digest_input(step, listing)
+        success = Success(definition, given, 0, 0, path, version, positions=positions, scope=scope)
         self.state.note(step.name, success, changed=changed, left=left)
         if not self.left_out:
             self.state.unfinished = UnfinishedRun(self.run_id, step.name, self.full_refresh)

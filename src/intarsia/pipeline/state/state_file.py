@@ -62,6 +62,8 @@ class Pending:
     """By target that is read since the last run: the state that is read."""
     limited: bool = False
     """Whether the run was limited to some steps: what is below does not have to follow."""
+    stream: bool = False
+    """Whether the step is one over a stream, which commits batch by batch, each under the run's id."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,14 @@ from typing import Any
 from intarsia.common.log import get_logger
 from intarsia.core.report import MergeResult
 from intarsia.errors import DamagedTable, EngineError, InputError, NothingMatched
-from intarsia.pipeline.model import Expect, Merge, Step, StepGuard, Write, require
+from intarsia.pipeline.model import Expect, Merge, Step, StepGuard, Write, find_written_target, require
 from intarsia.pipeline.quality.conditions import check_columns
 from intarsia.pipeline.quality.guards import list_guards
 from intarsia.pipeline.quality.references import mark_found, parse_references
 from intarsia.pipeline.reports.report import StepReport
+from intarsia.pipeline.state.definitions import describe_definition
 from intarsia.pipeline.state.run_state import RunState
+from intarsia.pipeline.state.state_file import Pending
 from intarsia.pipeline.steps import make_batch_arguments
 from intarsia.pipeline.streams.batches import (
     BatchGate,
@@ -155,7 +157,9 @@ def run_stream_step(
     outcome = made.run()
     judged = [_complete_guard(one, run_state, outcome) for one in guards]
     report = replace(report, batches=outcome.batches, notes=(*report.notes, *outcome.notes))
-    return _complete(step, run_state, report, outcome), judged
+    report = _complete(step, run_state, report, outcome)
+    made.withdraw()
+    return report, judged
 
 
 def _complete_guard(report: StepReport, run_state: RunState, outcome: StreamOutcome) -> StepReport:
@@ -293,10 +297,39 @@ class StreamStep:
         shutil.rmtree(checkpoint.results, ignore_errors=True)
         self.run_state.started[self.step.name] = checkpoint
         memory = self.run_state.state.get_step(self.step.name)
-        key = make_stream_key(checkpoint)
-        if memory.streams.get(key) != checkpoint.directory:
-            memory.streams[key] = checkpoint.directory
-            self.run_state.write()
+        memory.streams[make_stream_key(checkpoint)] = checkpoint.directory
+        self._announce()
+
+    def _announce(self) -> None:
+        """Write to the state which tables batches are about to change.
+
+        A run that is killed, or fails, cannot note what its batches have committed; the next one then knows
+        that it was not another writer, on whose account steps above would run again.
+        """
+        run_state = self.run_state
+        for step in self._list_writers():
+            target = require(find_written_target(step))
+            run_state.state.pending[step.name] = Pending(
+                run=run_state.run_id,
+                batch=0,
+                target=run_state.make_target_key(target),
+                version=run_state.get_snapshot(target).version,
+                definition=describe_definition(step, run_state.pipeline),
+                input=run_state.digest_input(step, None),
+                stream=True,
+            )
+        run_state.write()
+
+    def withdraw(self) -> None:
+        """Take back what was announced of the tables that no batch has changed."""
+        for step in self._list_writers():
+            if self.run_state.state.pending.pop(step.name, None) is not None:
+                self.run_state.dirty = True
+
+    def _list_writers(self) -> list[Step]:
+        """The step, and its guards that have a quarantine."""
+        guards = list_guards(self.run_state.list_steps(), self.step)
+        return [self.step, *(one for one in guards if isinstance(one, StepGuard) and one.quarantine)]
 
     def _read_last_records(self, checkpoint: Checkpoint) -> tuple[Records, ...]:
         """The last messages of Kafka that were taken, by which the next run knows their topics."""

@@ -173,3 +173,13 @@ def has_commits_since(state: BranchState, version: int) -> bool:
         return True
     first = max(version, 1)
     return any((one.sequence_number or 0) <= first for one in iterate_ancestors(state.head, state.metadata))
+
+
+def list_summaries_since(state: BranchState, version: int) -> list[dict[str, str]]:
+    """The summaries of the commits of a branch after a version, newest first."""
+    known = list(iterate_ancestors(state.head, state.metadata))
+    if state.metadata.format_version == 1:  # versions are counted there
+        newer = known[: max(len(state.metadata.snapshots) - version, 0)]
+    else:
+        newer = [one for one in known if (one.sequence_number or 0) > version]
+    return [{} if one.summary is None else dict(one.summary.additional_properties) for one in newer]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -43,6 +43,7 @@ from intarsia.tables.iceberg.state import (
     BranchState,
     ManifestCache,
     has_commits_since,
+    list_summaries_since,
 )
 from intarsia.tables.iceberg.transaction import ROW_LEVEL_COMMANDS, ChangeContext, IcebergTransaction
 
@@ -241,6 +242,10 @@ class IcebergTable:
     def knows_commits_since(self, version: int) -> bool:
         """Whether no snapshot after a version has expired, so that a commit not found was not made."""
         return has_commits_since(self.read_state(), version)
+
+    def list_commits_since(self, version: int) -> Sequence[Mapping[str, str]]:
+        """The summary of each commit after a version."""
+        return list_summaries_since(self.read_state(), version)
 
     def refresh(self, metadata: TableMetadata, location: str) -> None:
         """Bring the caller's table up to date after a commit."""

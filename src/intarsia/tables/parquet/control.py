@@ -323,6 +323,13 @@ class Control:
                     found.setdefault((note["seq"], str(note.get("txid"))), note)
         return [found[key] for key in sorted(found)]
 
+    def list_properties_since(self, version: int) -> list[dict[str, str]]:
+        """The properties of every commit after a version, oldest first; nothing of one that is forgotten."""
+        notes = {note["seq"]: note for note in self.read_notes() if note["seq"] > version}
+        numbers = range(version + 1, max(notes, default=version) + 1)
+        said = [notes.get(number, {}).get("properties") for number in numbers]
+        return [{str(key): str(value) for key, value in (one or {}).items()} for one in said]
+
     def make_summary(self, names: list[str], folded: Iterable[str]) -> bytes:
         """The summary of the log with more notes in it, those that are to be folded."""
         last, batches = self._read_summary(names)

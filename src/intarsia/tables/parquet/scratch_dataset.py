@@ -5,7 +5,7 @@ No file, lock or journal of the dataset is touched; what a commit would put ther
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -102,6 +102,9 @@ class ScratchDataset:
 
     def knows_commits_since(self, version: int) -> bool:
         return self._base.knows_commits_since(version)
+
+    def list_commits_since(self, version: int) -> Sequence[Mapping[str, str]]:
+        return self._base.list_commits_since(version)
 
     def recover(self, *, run_id: str | None = None) -> tuple[str, ...]:
         """Nothing: a dry run finishes no work of others."""

@@ -302,6 +302,10 @@ class ParquetTable:
         """Whether the log goes on from a version and was not lost: a commit that it lacks was not made."""
         return self.control.read_log().version >= version or not self.snapshot().exists
 
+    def list_commits_since(self, version: int) -> Sequence[Mapping[str, str]]:
+        """The properties of each commit after a version."""
+        return self.control.list_properties_since(version)
+
     def history(self) -> History:
         """The commits that the log knows, newest first. Writes nothing."""
         return make_history(self.control, self.root)
