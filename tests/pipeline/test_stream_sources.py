@@ -7,7 +7,8 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,21 @@ class Clicks:
         else:
             found = pq.read_table(self.root / "t")
         return sorted(zip(found["id"].to_pylist(), found["n"].to_pylist(), strict=True))
+
+
+@contextmanager
+def failing_at_second(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The second batch of a query fails, after the first was committed."""
+    original = stream_batches.StepBatch.__call__
+
+    def fail(self: Any, frame: Any, batch_id: int) -> None:
+        if batch_id == 1:
+            raise InputError("stopped here")
+        original(self, frame, batch_id)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stream_batches.StepBatch, "__call__", fail)
+        yield
 
 
 @pytest.fixture
@@ -326,17 +342,8 @@ def test_a_full_refresh_that_was_interrupted_is_gone_on_with(
     clicks.lands((1, 1))
     clicks.lands((1, 10))
     clicks.run("add").check()
-    original = stream_batches.StepBatch.__call__
-
-    def fail_at_second(self: Any, frame: Any, batch_id: int) -> None:
-        if batch_id == 1:
-            raise InputError("stopped here")
-        original(self, frame, batch_id)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(stream_batches.StepBatch, "__call__", fail_at_second)
-        with pytest.raises(InputError, match="stopped here"):
-            clicks.run("add", full_refresh=True).check()
+    with failing_at_second(monkeypatch), pytest.raises(InputError, match="stopped here"):
+        clicks.run("add", full_refresh=True).check()
     assert clicks.rows() == [(1, 12)]
     clicks.run("add", full_refresh=True).check()
     assert clicks.rows() == [(1, 22)]
@@ -354,17 +361,8 @@ def test_batches_of_a_run_that_failed_are_no_other_writer_for_whom_steps_above_r
     clicks.lands((2, 2))
     clicks.lands((3, 3))
     steps = (pipeline.Update(name="plus one", target="t", set={"n": "n + 1"}), "append")
-    original = stream_batches.StepBatch.__call__
-
-    def fail_at_second(self: Any, frame: Any, batch_id: int) -> None:
-        if batch_id == 1:
-            raise InputError("stopped here")
-        original(self, frame, batch_id)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(stream_batches.StepBatch, "__call__", fail_at_second)
-        with pytest.raises(InputError, match="stopped here"):
-            clicks.run(*steps).check()
+    with failing_at_second(monkeypatch), pytest.raises(InputError, match="stopped here"):
+        clicks.run(*steps).check()
     assert clicks.rows() == [(1, 101), (2, 2)]
     clicks.run(*steps).check()
     assert clicks.rows() == [(1, 101), (2, 2), (3, 3)]
