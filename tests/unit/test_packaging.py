@@ -96,7 +96,19 @@ def test_only_pyarrow_is_required():
 
 def test_the_extra_all_holds_every_other_extra():
     extras = PROJECT["project"]["optional-dependencies"]
-    assert set(extras) == {"sql", "fsspec", "s3", "duckdb", "spark", "iceberg", "cli", "lineage", "all"}
+    assert set(extras) == {
+        "sql",
+        "fsspec",
+        "s3",
+        "gcs",
+        "azure",
+        "duckdb",
+        "spark",
+        "iceberg",
+        "cli",
+        "lineage",
+        "all",
+    }
     inside = re.fullmatch(r"intarsia\[(.*)\]", extras["all"][0])
     assert inside is not None
     assert set(inside.group(1).split(",")) == set(extras) - {"all"}
