@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
 from pyiceberg.io.fsspec import FsspecFileIO
-from stores_memory import BUCKET, MemoryFileSystem, MemoryS3, Process
+from stores_memory import BUCKET, MemoryFileSystem, MemoryStore, Process
 
 from intarsia.tables.iceberg import object_catalog
 
@@ -34,7 +34,7 @@ def open_catalog(process: Process) -> Catalog:
     return object_catalog(WAREHOUSE, **{"py-io-impl": "stores_catalog.MemoryIO", "test.process": name})
 
 
-def read_state(server: MemoryS3) -> State:
+def read_state(server: MemoryStore) -> State:
     catalog = open_catalog(Process(server))
     found: State = {}
     for namespace in catalog.list_namespaces():
@@ -45,8 +45,8 @@ def read_state(server: MemoryS3) -> State:
     return found
 
 
-def make_server() -> MemoryS3:
-    server = MemoryS3()
+def make_server() -> MemoryStore:
+    server = MemoryStore()
     catalog = open_catalog(Process(server))
     catalog.create_namespace("shop")
     catalog.create_table("shop.orders", schema=ROWS.schema).append(ROWS)

@@ -26,9 +26,7 @@ from stores_catalog import (
     read_state,
 )
 from stores_faults import SAME_FOR_READS, prepared
-from stores_memory import FAULTS, Killed, MemoryS3, Process
-from test_many_writers import gateway as gateway
-from test_many_writers import lake as lake
+from stores_memory import FAULTS, Killed, MemoryStore, Process
 
 from intarsia.errors import NotSupported, StorageError
 from intarsia.storage import trial
@@ -39,7 +37,7 @@ UNSURE = (CommitStateUnknownException, StorageError, OSError)
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryS3]:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryStore]:
     with prepared():
         monkeypatch.setattr(single_object_catalog.time, "sleep", lambda _: None)
         yield make_server()
@@ -58,7 +56,7 @@ def carry_out(operation: CatalogOperation, process: Process) -> str:
     return "done"
 
 
-def examine(server: MemoryS3, operation: CatalogOperation, fault: str, at: int) -> list[str]:
+def examine(server: MemoryStore, operation: CatalogOperation, fault: str, at: int) -> list[str]:
     """What is wrong after a fault at one request: a lost update, half a change, or a wrong answer."""
     mine = server.copy()
     process = Process(mine, at=at, fault=fault)
@@ -87,7 +85,7 @@ def examine(server: MemoryS3, operation: CatalogOperation, fault: str, at: int) 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda one: one.name)
 def test_a_fault_at_any_request_leaves_the_old_or_the_new_catalog(
-    operation: CatalogOperation, server: MemoryS3
+    operation: CatalogOperation, server: MemoryStore
 ) -> None:
     probe = Process(server.copy())
     assert carry_out(operation, probe) == "done"
@@ -102,7 +100,7 @@ def test_a_fault_at_any_request_leaves_the_old_or_the_new_catalog(
     assert wrong == []
 
 
-def test_an_answer_that_is_lost_is_found_out_by_reading(server: MemoryS3) -> None:
+def test_an_answer_that_is_lost_is_found_out_by_reading(server: MemoryStore) -> None:
     operation = OPERATIONS[0]
     probe = Process(server.copy())
     carry_out(operation, probe)
@@ -115,7 +113,7 @@ def test_an_answer_that_is_lost_is_found_out_by_reading(server: MemoryS3) -> Non
 
 @pytest.mark.parametrize("operation", OPERATIONS[:3], ids=lambda one: one.name)
 def test_a_lost_answer_is_found_out_also_where_others_have_written_since(
-    operation: CatalogOperation, server: MemoryS3
+    operation: CatalogOperation, server: MemoryStore
 ) -> None:
     """The put is carried out, its answer is lost, and another writer comes before the object is read."""
     probe = Process(server.copy())
@@ -136,7 +134,7 @@ def test_a_lost_answer_is_found_out_also_where_others_have_written_since(
     assert read_state(server) == {**operation.after, **others}
 
 
-def test_a_commit_that_others_came_before_is_made_again_and_theirs_stays(server: MemoryS3) -> None:
+def test_a_commit_that_others_came_before_is_made_again_and_theirs_stays(server: MemoryStore) -> None:
     operation = OPERATIONS[0]
     probe = Process(server.copy())
     carry_out(operation, probe)
@@ -159,7 +157,7 @@ def test_a_store_that_ignores_conditions_is_refused_and_the_trial_is_noted_in_th
     trial.forget()
     try:
         with pytest.raises(NotSupported, match="conditional requests cannot be relied on"):
-            open_catalog(Process(MemoryS3(heeds=frozenset()))).create_namespace("shop")
+            open_catalog(Process(MemoryStore(heeds=frozenset()))).create_namespace("shop")
         trial.forget()
         server = make_server()
         assert json.loads(server.objects[OBJECT].data)["store"] is not None

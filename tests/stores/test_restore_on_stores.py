@@ -21,7 +21,7 @@ from stores_faults import (
     prepared,
     read,
 )
-from stores_memory import FAULTS, Killed, MemoryFileSystem, MemoryS3, Process
+from stores_memory import FAULTS, Killed, MemoryFileSystem, MemoryStore, Process
 
 import intarsia as it
 from intarsia.errors import CommitConflict, IntarsiaError, RestoreError
@@ -30,9 +30,9 @@ from intarsia.tables.parquet import ParquetTable
 FULL = os.environ.get("INTARSIA_STORES") == "full"
 
 
-def make_server() -> tuple[MemoryS3, dict[int, Rows]]:
+def make_server() -> tuple[MemoryStore, dict[int, Rows]]:
     """A dataset with commits of every kind, all retained; the rows after each version."""
-    server = MemoryS3()
+    server = MemoryStore()
     how: dict[str, Any] = {**make_how(Process(server)), "retain": 20}
     states: dict[int, Rows] = {}
     for step in (
@@ -51,17 +51,17 @@ def make_server() -> tuple[MemoryS3, dict[int, Rows]]:
 
 
 @pytest.fixture
-def retained() -> Iterator[tuple[MemoryS3, dict[int, Rows]]]:
+def retained() -> Iterator[tuple[MemoryStore, dict[int, Rows]]]:
     with prepared():
         yield make_server()
 
 
-def place(server: MemoryS3, **more: Any) -> dict[str, Any]:
+def place(server: MemoryStore, **more: Any) -> dict[str, Any]:
     return {"filesystem": MemoryFileSystem(Process(server, **more))}
 
 
 def test_every_version_comes_back_under_names_that_nobody_had(
-    retained: tuple[MemoryS3, dict[int, Rows]],
+    retained: tuple[MemoryStore, dict[int, Rows]],
 ) -> None:
     server, states = retained
     for version in (1, 5, 3, 6, 2, 7, 4):
@@ -77,7 +77,7 @@ def test_every_version_comes_back_under_names_that_nobody_had(
     assert [one.operation for one in it.history(TARGET, **place(server))][:2] == ["append", "restore"]
 
 
-def examine(server: MemoryS3, states: dict[int, Rows], version: int, fault: str, at: int) -> list[str]:
+def examine(server: MemoryStore, states: dict[int, Rows], version: int, fault: str, at: int) -> list[str]:
     mine = server.copy()
     process = Process(mine, at=at, fault=fault)
     changed: bool | None = None
@@ -115,7 +115,7 @@ def examine(server: MemoryS3, states: dict[int, Rows], version: int, fault: str,
 
 @pytest.mark.parametrize("version", [3, 6])
 def test_a_fault_at_any_request_leaves_the_old_or_the_new_state(
-    version: int, retained: tuple[MemoryS3, dict[int, Rows]]
+    version: int, retained: tuple[MemoryStore, dict[int, Rows]]
 ) -> None:
     server, states = retained
     probe = Process(server.copy())
@@ -130,7 +130,7 @@ def test_a_fault_at_any_request_leaves_the_old_or_the_new_state(
     assert wrong == []
 
 
-def test_a_commit_in_between_is_a_conflict(retained: tuple[MemoryS3, dict[int, Rows]]) -> None:
+def test_a_commit_in_between_is_a_conflict(retained: tuple[MemoryStore, dict[int, Rows]]) -> None:
     server, _ = retained
     probe = Process(server.copy())
     it.restore(TARGET, 3, filesystem=MemoryFileSystem(probe))
@@ -145,7 +145,7 @@ def test_a_commit_in_between_is_a_conflict(retained: tuple[MemoryS3, dict[int, R
 
 
 def test_objects_of_others_are_neither_removed_nor_overwritten(
-    retained: tuple[MemoryS3, dict[int, Rows]],
+    retained: tuple[MemoryStore, dict[int, Rows]],
 ) -> None:
     server, states = retained
     theirs = MemoryFileSystem(Process(server))
