@@ -103,9 +103,9 @@ class Terminal:
         if self._closed or self._late is None or now < self._next:
             return False
         self._next = now + self._interval
+        self._drawn = True  # before it is: Ctrl-C may come right after
         self._write("\r" + self._make_line(*self._late) + "\x1b[K")
         self._late = None
-        self._drawn = True
         return True
 
     def _make_line(self, step: str, done: int, total: int) -> str:
