@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from intarsia.errors import DamagedTable, NotSupported
 from intarsia.tables.iceberg import avro
-from intarsia.tables.iceberg.avro_codec import DamagedAvro, encode_long, make_reader, make_writer, read_long
+from intarsia.tables.iceberg.avro_codec import encode_long, make_reader, make_writer
+from intarsia.tables.iceberg.packed_maps import DamagedAvro, read_long
 
 _LONGS = st.integers(-(2**63), 2**63 - 1)
 _PAIR = {"type": "record", "fields": [{"name": "key", "type": "int"}, {"name": "value", "type": "long"}]}

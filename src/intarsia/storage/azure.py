@@ -85,7 +85,7 @@ class AzureTransport:
 
 def find_client(filesystem: pafs.FileSystem) -> Callable[[], AzureClient] | None:
     """How to open a client as a file system does; None where it is not Azure's, or cannot be followed."""
-    if isinstance(filesystem, pafs.AzureFileSystem):
+    if filesystem.type_name == "abfs":
         if not _has_client():
             return None
         _, (settings,) = filesystem.__reduce__()  # PyArrow shows its settings in this way only

@@ -54,7 +54,7 @@ class Transport(Protocol):
 
 def find_client(filesystem: pafs.FileSystem) -> Callable[[], GcsClient] | None:
     """How to open a client as a file system does; None where it is not one of GCS, or cannot be followed."""
-    if isinstance(filesystem, pafs.GcsFileSystem):
+    if filesystem.type_name == "gcs":
         if not _has_gcsfs():
             return None
         _, (settings,) = filesystem.__reduce__()  # PyArrow shows its settings in this way only

@@ -165,7 +165,7 @@ def _open_client(transport: Callable[[], Transport]) -> S3Client:
 
 
 def _find_transport(filesystem: pafs.FileSystem) -> Callable[[], Transport] | None:
-    if isinstance(filesystem, pafs.S3FileSystem):
+    if filesystem.type_name == "s3":  # some builds of PyArrow lack the class
         if not _has_botocore():
             return None
         _, (settings,) = filesystem.__reduce__()  # PyArrow shows its settings in this way only

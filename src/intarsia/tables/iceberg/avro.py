@@ -15,7 +15,8 @@ from typing import Any
 import pyarrow as pa
 
 from intarsia.errors import DamagedTable, InputError, IntarsiaError, NotSupported
-from intarsia.tables.iceberg.avro_codec import DamagedAvro, encode_long, make_reader, make_writer, read_long
+from intarsia.tables.iceberg.avro_codec import encode_long, make_reader, make_writer
+from intarsia.tables.iceberg.packed_maps import DamagedAvro, read_long
 
 _MAGIC = b"Obj\x01"
 _SYNC_BYTES = 16

@@ -20,12 +20,12 @@ from intarsia.core.file_table import FileTable
 from intarsia.core.prune import Bounds, make_file_bounds
 from intarsia.core.snapshot import DataFile
 from intarsia.errors import DamagedTable, NotSupported
-from intarsia.tables.iceberg.avro_codec import PackedNumbers
 from intarsia.tables.iceberg.conversions import make_decoder
 from intarsia.tables.iceberg.deletes import NO_DELETES, Deletes, read_deleted_positions
 from intarsia.tables.iceberg.equality_deletes import EqualityColumns, flatten_name_mapping
 from intarsia.tables.iceberg.file_io import DeleteCache, Store
 from intarsia.tables.iceberg.manifests import ManifestEntry
+from intarsia.tables.iceberg.packed_maps import PackedNumbers
 from intarsia.tables.iceberg.projection import (
     DataFileOrigin,
     FieldIdProjection,
