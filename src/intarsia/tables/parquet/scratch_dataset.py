@@ -22,7 +22,7 @@ from intarsia.tables.parquet.checks import check_written, is_recorded
 from intarsia.tables.parquet.entries import Located
 from intarsia.tables.parquet.footers import Footer, read_footers
 from intarsia.tables.parquet.listing import Listing, list_outdated, make_removal_notes
-from intarsia.tables.parquet.places import ParquetOutputLocation, Places
+from intarsia.tables.parquet.output_location import ParquetOutputLocation, Places
 from intarsia.tables.parquet.record import make_metadata_after
 from intarsia.tables.parquet.retained import FileKey, find_retained
 from intarsia.tables.parquet.snapshot import FooterSet, assemble_snapshot, without_files

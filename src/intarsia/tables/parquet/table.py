@@ -40,7 +40,7 @@ from intarsia.tables.parquet.listing import (
     make_removal_notes,
     stat_side_files,
 )
-from intarsia.tables.parquet.places import ParquetOutputLocation, Places
+from intarsia.tables.parquet.output_location import ParquetOutputLocation, Places
 from intarsia.tables.parquet.record import (
     DatasetMetadata,
     FileAdd,
