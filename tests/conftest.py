@@ -14,6 +14,7 @@ import os
 import shutil
 import socket
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from hypothesis import HealthCheck, settings
 from intarsia.kernel import chunk_copy
 from intarsia.spark import refresh
 from intarsia.spark.session import active_session
-from tests import jvm_options
+from tests import jvm_options, sampling
 
 settings.register_profile(
     "quick",
@@ -45,6 +46,8 @@ LARGEST_RECORD = 1 << 20
 CHUNK_BYTES = chunk_copy.CHUNK_BYTES
 MEMORY = Path("/dev/shm")
 MEMORY_BYTES = 4 << 30
+SLEEP = time.sleep
+LEFT = pytest.StashKey[int]()
 
 jvm_options.set_in(os.environ)
 
@@ -59,12 +62,18 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests on Spark come first, and among them the slow ones, otherwise in the random order.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of the cases a sample; tests on Spark come first, and among them the slow ones, else in random order.
 
     So the first worker has one session for almost all of them, and the others take the rest meanwhile.
     """
+    none = [item for item in items if not sampling.is_case(item)]
+    items[:] = [item for item in items if sampling.is_case(item)]
+    config.hook.pytest_deselected(items=none)
+    if not sampling.EVERYTHING and not any("[" in argument for argument in config.args):
+        items[:], left = sampling.sample(items)
+        config.hook.pytest_deselected(items=left)
+        config.stash[LEFT] = len(left)
     items.sort(key=lambda item: (not _starts_spark(item), item.get_closest_marker("slow") is None))
 
 
@@ -76,6 +85,24 @@ def pytest_collection_finish() -> None:
 
 def pytest_unconfigure() -> None:
     gc.unfreeze()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker tells how many cases it was not given; all workers leave the same."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left"] = session.config.stash.get(LEFT, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash[LEFT] = getattr(node, "workeroutput", {}).get("left", 0)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if left := config.stash.get(LEFT, 0):
+        terminalreporter.write_line(
+            f"{left} more cases of these tests are run by make test-all, or with INTARSIA_TESTS=all."
+        )
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -91,6 +118,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     # Telling the shared session of every change in process would be most of what these tests take.
     told = item.get_closest_marker("session_at_hand") is not None
     refresh.active_session = active_session if told else _no_session
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """A patch that outlives its test: without sleep, threads that wait take the processor from all others."""
+    if time.sleep is not SLEEP:
+        time.sleep = SLEEP
+        pytest.fail("time.sleep was left patched")
 
 
 def _no_session() -> None:

@@ -7,12 +7,13 @@ makes the archive (``make test`` has it made once); it fits one Java only, and o
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 import sys
 from collections.abc import MutableMapping
+from contextlib import suppress
 from pathlib import Path
+
+from intarsia.errors import IntarsiaError
+from intarsia.spark import class_archive
 
 SHORT_LIVED = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto")
 QUIET = "-Xlog:disable"
@@ -27,42 +28,10 @@ def set_in(environ: MutableMapping[str, str]) -> None:
     environ.setdefault("SPARK_LAUNCHER_OPTS", " ".join(SHORT_LIVED))
 
 
-PROGRAM = """
-import sys
-from intarsia.errors import NotSupported
-from intarsia.spark import open_session, stop_session
-try:
-    spark = open_session("local[2]")
-except NotSupported as error:
-    sys.exit(str(error))
-spark.range(1000).selectExpr("id", "id % 7 as k", "cast(id as string) as s").write.parquet(sys.argv[1])
-read = spark.read.parquet(sys.argv[1])
-read.groupBy("k").count().orderBy("k").toArrow()
-joined = read.join(read.selectExpr("id", "k as other"), "id").select("id", "other")
-joined.mapInArrow(lambda rows: rows, "id long, other long").count()
-gateway = spark.sparkContext._gateway
-stop_session(spark)
-gateway.shutdown()
-gateway.proc.stdin.close()
-gateway.proc.wait()
-"""
-
-
 def make_archive(path: Path) -> None:
     """Take down the classes that a session loads; where that fails, there is no archive."""
-    room = path.with_suffix(".making")
-    shutil.rmtree(room, ignore_errors=True)
-    room.mkdir(parents=True)
-    options = [*SHORT_LIVED, QUIET, f"-XX:ArchiveClassesAtExit={room / path.name}"]
-    environ = {**os.environ, "SPARK_SUBMIT_OPTS": " ".join(options)}
-    try:
-        subprocess.run(
-            [sys.executable, "-c", PROGRAM, str(room / "rows")], env=environ, check=False, timeout=300
-        )
-        if (room / path.name).is_file():
-            os.replace(room / path.name, path)
-    finally:
-        shutil.rmtree(room, ignore_errors=True)
+    with suppress(IntarsiaError):
+        class_archive.make_archive(path, jvm_options=" ".join(SHORT_LIVED))
 
 
 if __name__ == "__main__":

@@ -5,8 +5,6 @@ To add an engine or a table, add its line to ``LAKES``; a table also needs its c
 
 from __future__ import annotations
 
-import os
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -34,9 +32,6 @@ LAKES = [
 ]
 
 NOTHING = pa.schema([])
-
-WHOLE_ON_SPARK = ("test_merge_strategies", "test_merge_counts", "test_write_modes", "test_merge_matched")
-"""On Spark these are run whole by default, of the others each test's first case; ``make spark`` runs all."""
 
 NOT_ON_SPARK = {
     "test_processes_that_upsert_the_same_keys_never_mix": "see tests/spark/test_two_drivers.py",
@@ -84,18 +79,6 @@ NOT_ON_ICEBERG = {
     "test_a_quoted_name_is_a_column_and_a_plain_one_with_a_dot_a_field": "no such schema",
 }
 
-WHOLE_ON_ICEBERG = "iceberg-mor"
-"""On the others each test's first case is run by default; ``INTARSIA_CONTRACT=full`` runs all."""
-
-FEW = 8
-DEALT = (
-    {("duckdb", "parquet"), ("spark", "iceberg-mor")},
-    {("arrow", "iceberg-mor"), ("spark", "parquet")},
-    {("duckdb", "iceberg-mor")},
-)
-"""Of a test with more than ``FEW`` cases, each is run on arrow and Parquet, and here on the lakes of one row,
-which are others for the next case; ``INTARSIA_CONTRACT=full`` runs all."""
-
 NO_ICEBERG_TYPE = {"uint64", "decimal256", "duration", "ns and us", "a negative number"}
 """Cases of types that Iceberg does not have, by the name of the case."""
 
@@ -107,74 +90,36 @@ TASKS_HERE = (
 """These watch the reads of their own process, so Spark's tasks are run in it, packed as for a worker."""
 
 
+HERE = Path(__file__).parent
 LAKE_FIXTURES = ("lake", "parquet_lake", "iceberg_lake")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    everything = os.environ.get("INTARSIA_SPARK") == "full"
-    cases = Counter(_get_test(item) for item in items)
-    run = [_is_run(item, everything=everything) and _is_dealt(item, cases[_get_test(item)]) for item in items]
+    """Drop the cases that a lake cannot have."""
+    run = [all(_is_had(item, *lake) for lake in _get_lakes(item)) for item in items]
     config.hook.pytest_deselected(items=[item for item, wanted in zip(items, run, strict=True) if not wanted])
     items[:] = [item for item, wanted in zip(items, run, strict=True) if wanted]
 
 
 def _get_lakes(item: pytest.Item) -> list[tuple[str, str]]:
     parts = getattr(item, "callspec", None)
-    lakes = [] if parts is None else [parts.params.get(name) for name in LAKE_FIXTURES]
-    return [lake for lake in lakes if isinstance(lake, tuple)]  # other suites have lakes of their own
+    if parts is None or item.path.parent != HERE:  # other suites have lakes of their own
+        return []
+    return [parts.params[name] for name in LAKE_FIXTURES if name in parts.params]
 
 
-def _get_test(item: pytest.Item) -> tuple[Any, ...]:
-    """A test on one lake, whatever its case is."""
-    return item.path, getattr(item, "originalname", item.name), *_get_lakes(item)
-
-
-def _is_dealt(item: pytest.Item, cases: int) -> bool:
-    """Whether a case is among those that this lake is given; of each parameter's values some are."""
-    lakes = _get_lakes(item)
-    if cases <= FEW or not lakes or lakes == [("arrow", "parquet")]:
-        return True
-    if os.environ.get("INTARSIA_CONTRACT") == "full":
-        return True
-    if os.environ.get("INTARSIA_SPARK") == "full" and lakes[0][0] == "spark":
-        return True
+def _is_had(item: pytest.Item, engine: str, table: str) -> bool:
     assert isinstance(item, pytest.Function)
-    names = item.callspec.indices.keys() - set(LAKE_FIXTURES)
-    for mark in item.iter_markers("parametrize"):
-        together = mark.args[0].split(",") if isinstance(mark.args[0], str) else mark.args[0]
-        names -= {name.strip() for name in together[1:]}  # these have the place of the first
-    number = sum(item.callspec.indices[name] for name in names)
-    return lakes[0] in DEALT[number % len(DEALT)] or not any(lakes[0] in row for row in DEALT)
+    never = {"duckdb": NOT_ON_DUCKDB, "spark": NOT_ON_SPARK}.get(engine, {})
+    return item.originalname not in never and (table == "parquet" or _has_iceberg(item))
 
 
-def _is_run(item: pytest.Item, *, everything: bool) -> bool:
-    parts = getattr(item, "callspec", None)
-    lakes = _get_lakes(item)
-    assert isinstance(item, pytest.Function)
-    if not lakes or lakes == [("arrow", "parquet")]:
-        return True
-    ((engine, table),) = lakes
-    first = all(at == 0 for name, at in parts.indices.items() if name not in LAKE_FIXTURES)
-    if table != "parquet" and not _is_run_on_iceberg(item, table, first=first):
-        return False
-    if engine == "duckdb":
-        return item.originalname not in NOT_ON_DUCKDB
-    if engine == "spark":
-        return item.originalname not in NOT_ON_SPARK and (
-            everything or first or item.path.stem in WHOLE_ON_SPARK
-        )
-    return True
-
-
-def _is_run_on_iceberg(item: pytest.Function, table: str, *, first: bool) -> bool:
-    values = item.callspec.params.values()
-    if item.originalname in NOT_ON_ICEBERG or any(
-        isinstance(value, pa.Array) and pa.types.is_duration(value.type) for value in values
-    ):
-        return False
-    if item.callspec.params.get("name") in NO_ICEBERG_TYPE:
-        return False
-    return first or table == WHOLE_ON_ICEBERG or os.environ.get("INTARSIA_CONTRACT") == "full"
+def _has_iceberg(item: pytest.Function) -> bool:
+    parameters = item.callspec.params
+    durations = any(
+        isinstance(value, pa.Array) and pa.types.is_duration(value.type) for value in parameters.values()
+    )
+    return not (durations or item.originalname in NOT_ON_ICEBERG or parameters.get("name") in NO_ICEBERG_TYPE)
 
 
 @dataclass

@@ -84,10 +84,9 @@ def test_partitions_that_match_are_removed_without_being_read(lake):
         assert plan.bytes_to_scan == 0
 
 
+@pytest.mark.only(lambda lake: lake[0] == "spark", "a source that is too large to travel")
 @pytest.mark.parametrize("uncovered", [False, True])
 def test_rows_that_stay_on_spark_overwrite_too(lake, uncovered):
-    if lake.engine != "spark":
-        pytest.skip("a source that is too large to travel")
     session = pytest.importorskip("pyspark.sql").SparkSession.getActiveSession()
     lake.create(TARGET, files=[2, 2, 1])
     frame = session.createDataFrame(

@@ -182,10 +182,9 @@ def test_a_feed_of_a_partitioned_dataset_still_moves_no_key(parquet_lake):
         parquet_lake.merge(feed, on="id", clauses=CLAUSES)
 
 
+@pytest.mark.only(lambda lake: lake[0] == "spark", "a source that is too large to travel")
 @pytest.mark.parametrize("limit", [1, 1 << 30], ids=["joined", "routed"])
 def test_a_source_that_stays_on_spark_passes_over_and_keeps_columns_too(lake, limit, monkeypatch):
-    if lake.engine != "spark":
-        pytest.skip("a source that is too large to travel")
     from intarsia.engines.spark import route
 
     monkeypatch.setattr(route, "ROUTED_BYTES", 0)

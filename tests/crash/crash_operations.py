@@ -17,7 +17,7 @@ from crash_side_files import add_side_files
 import intarsia
 from intarsia.core.change import Change, Replacement, StagedFile
 from intarsia.storage import PosixStorage
-from intarsia.tables.parquet import ParquetTable, ParquetTransaction, footer_cache, snapshot
+from intarsia.tables.parquet import ParquetTable, ParquetTransaction, footer_cache
 from intarsia.tables.parquet.journal import Journal
 from intarsia.tables.parquet.record import Record
 
@@ -219,7 +219,7 @@ def api_upsert(root: str) -> None:
 
 def _cache_footers() -> None:
     """Keep a cache of footers of few files, too, however young; in this process."""
-    snapshot.MANY_FILES = footer_cache.MANY_FILES = 1
+    footer_cache.MANY_FILES = 1
     footer_cache._YOUNG_NS = -(10**9)
 
 

@@ -22,6 +22,7 @@ from typing import Any
 from crash_checks import Answer, promises_broken
 from crash_operations import Operation
 
+from intarsia.common import system
 from intarsia.storage import posix
 
 Call = tuple[str, ...]
@@ -87,9 +88,9 @@ class RecordingOs:
             self._known.add(target)
             self.calls.append(("link", source, target))
 
-    def rename(self, source: str, target: str) -> None:
+    def replace(self, source: str, target: str) -> None:
         with self._one_at_a_time:
-            os.rename(source, target)
+            os.replace(source, target)
             self._known.add(target)
             self.calls.append(("rename", source, target))
 
@@ -117,11 +118,11 @@ def keep(path: str, vault: str) -> None:
 @contextmanager
 def recorded(vault: str) -> Iterator[RecordingOs]:
     recording = RecordingOs(vault)
-    posix.os = recording  # type: ignore[attr-defined]
+    posix.os = system.os = recording  # type: ignore[attr-defined]
     try:
         yield recording
     finally:
-        posix.os = os  # type: ignore[attr-defined]
+        posix.os = system.os = os  # type: ignore[attr-defined]
 
 
 @dataclass
