@@ -16,10 +16,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
+from intarsia.common.locks import is_locked
 from intarsia.common.log import redact
-from intarsia.common.scratch import find_filesystem_type
-from intarsia.errors import IntarsiaError, StorageError
+from intarsia.common.system import find_existing_parent, find_filesystem_type, refuse_untried
+from intarsia.errors import IntarsiaError, NotSupported, StorageError
 from intarsia.show import units
+from intarsia.spark.class_archive import find_archive
 from intarsia.spark.java import find_java
 from intarsia.spark.session import describe_master, session_on
 from intarsia.storage import PosixStorage
@@ -198,7 +200,17 @@ def _check_spark_master(master: str | None) -> Iterator[Finding]:
         yield Finding("Spark runs on", "problem", f"{error.message} ({origin})", error.hint)
         return
     given = master is not None or bool(os.environ.get("SPARK_REMOTE"))
-    yield Finding("Spark runs on", "ok", f"{place} ({origin})" if given else f"this machine ({place})")
+    archive = "" if given or not _has_archive() else ", from an archive of its classes"
+    yield Finding(
+        "Spark runs on", "ok", f"{place} ({origin})" if given else f"this machine ({place}){archive}"
+    )
+
+
+def _has_archive() -> bool:
+    try:
+        return find_archive(find_java()) is not None
+    except IntarsiaError:
+        return False  # another finding reports it
 
 
 def _check_temporary() -> Finding:
@@ -280,9 +292,11 @@ def _check_remote_store(table: ParquetTable) -> Finding:
 
 
 def _check_local_store(table: ParquetTable) -> Iterator[Finding]:
-    parent = os.path.dirname(table.control.directory)
-    while not os.path.lexists(parent):
-        parent = os.path.dirname(parent)
+    parent = find_existing_parent(os.path.dirname(table.control.directory))
+    try:
+        refuse_untried(parent)
+    except NotSupported as refusal:
+        yield Finding("Platform", "problem", refusal.message, refusal.hint)
     kind = find_filesystem_type(parent) or "unknown type"
     failed = _find_failed_operations(parent)
     if failed:
@@ -368,15 +382,7 @@ def _is_locked(lock: str) -> bool:
     """Whether a writer holds the lock now; writes nothing and does not wait."""
     if not Path(lock).is_file():
         return False
-    import fcntl
-
     try:
-        with open(lock, "rb") as file:
-            # Shared, and released at once: a writer that asks in this instant retries.
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            fcntl.flock(file, fcntl.LOCK_UN)
-    except BlockingIOError:
-        return True
+        return is_locked(lock)
     except OSError as error:
         raise StorageError(f"The lock {lock} cannot be looked at: {error}", path=lock) from error
-    return False

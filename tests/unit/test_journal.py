@@ -330,7 +330,7 @@ def test_an_error_after_the_commit_point_says_that_it_is_committed(
     root: Path, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        failing(patched, "rename", lambda path: "/pub/" in path, errno.ENOSPC)
+        failing(patched, "replace", lambda path: "/pub/" in path, errno.ENOSPC)
         with pytest.raises(CommitUnknown, match="is committed") as caught:
             upsert(root)
     assert caught.value.changed is True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from typing import Any
@@ -35,6 +34,8 @@ def elide(value: Any, most: int = 60) -> str:
 
 def find_near_names(name: str, names: Sequence[str]) -> list[str]:
     """The names that may have been meant: those that differ only by case, else those spelt alike."""
+    import difflib  # only errors need it
+
     folded = [other for other in names if other.casefold() == name.casefold()]
     return folded or difflib.get_close_matches(name, names, n=3)
 

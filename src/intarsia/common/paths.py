@@ -9,12 +9,13 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
 from intarsia.common.log import is_store_error, redact
+from intarsia.common.system import parse_file_url, to_slashes
 from intarsia.errors import InputError, IntarsiaError, NothingMatched, NotSupported, StorageError
 
 __all__ = [
@@ -137,9 +138,9 @@ def open_filesystem(path: str | os.PathLike[str], *, filesystem: Any = None) -> 
     if filesystem is not None:
         return _as_pyarrow(filesystem), text.split("://", 1)[1] if _URL.match(text) else text
     if not _URL.match(text):
-        return pafs.LocalFileSystem(), os.path.abspath(os.path.expanduser(text))
+        return pafs.LocalFileSystem(), to_slashes(os.path.abspath(os.path.expanduser(text)))
     if urlsplit(text).scheme.lower() in ("file", "local"):
-        return pafs.LocalFileSystem(), unquote(urlsplit(text).path)
+        return pafs.LocalFileSystem(), parse_file_url(text)
     return _from_url(text)
 
 
@@ -377,7 +378,7 @@ def start_writeback(filesystem: pafs.FileSystem, location: str) -> None:
     if path is None or not hasattr(os, "posix_fadvise"):
         return
     with suppress(OSError):  # it is only advice
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY)
         try:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:

@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 import stat
-import sys
 import tempfile
 import threading
 import time
@@ -25,7 +24,9 @@ from typing import Protocol
 
 import pyarrow.fs as pafs
 
+from intarsia.common.locks import remove_lock, try_lock, unlock
 from intarsia.common.log import get_logger
+from intarsia.common.system import find_filesystem_type, is_network, to_slashes
 from intarsia.errors import StorageError
 
 log = get_logger(__name__)
@@ -181,7 +182,7 @@ def remove_directory(filesystem: pafs.FileSystem, directory: str) -> bool:
 
 def _find_private_base() -> str:
     user = os.geteuid() if hasattr(os, "geteuid") else "user"
-    return f"{tempfile.gettempdir()}/intarsia-{user}"
+    return f"{to_slashes(tempfile.gettempdir())}/intarsia-{user}"
 
 
 def _is_private(base: str) -> bool:
@@ -219,7 +220,7 @@ class _Lock:
         parent = os.path.dirname(self._path)
         while True:  # only a sweep can hold this lock, and it releases it at once
             os.makedirs(parent, exist_ok=True)
-            descriptor = try_flock(self._path)
+            descriptor = try_lock(self._path)
             if descriptor is not None:
                 return descriptor
             if time.monotonic() > deadline:
@@ -230,24 +231,24 @@ class _Lock:
         if self._descriptor is None:
             return
         descriptor, self._descriptor = self._descriptor, None
-        with suppress(FileNotFoundError):
-            os.unlink(self._path)
-        unlock(descriptor)
+        remove_lock(descriptor, self._path)
 
 
 def _remove_if_unlocked(filesystem: pafs.FileSystem, directory: str) -> bool:
     """Remove a directory whose lock nobody holds, and the lock with it."""
     path = f"{directory}.lock"
-    descriptor = try_flock(path)
+    descriptor = try_lock(path)
     if descriptor is None:
         return False  # its owner lives
+    gone = False
     try:
         gone = remove_directory(filesystem, directory)
-        if gone:
-            os.unlink(path)
-        return gone
     finally:
-        unlock(descriptor)
+        if not gone:
+            unlock(descriptor)
+    if gone:
+        remove_lock(descriptor, path)
+    return gone
 
 
 class _Lease:
@@ -307,90 +308,3 @@ def _write_lease(filesystem: pafs.FileSystem, path: str, seconds: float = LEASE_
 def _remove_file(filesystem: pafs.FileSystem, path: str) -> None:
     with suppress(FileNotFoundError):
         filesystem.delete_file(path)
-
-
-_NETWORK = (
-    "nfs",
-    "cifs",
-    "smb",
-    "ncpfs",
-    "afs",
-    "9p",
-    "fuse.sshfs",
-    "fuse.s3fs",
-    "fuse.gcsfuse",
-    "fuse.rclone",
-)
-
-
-def try_flock(path: str) -> int | None:
-    """A descriptor that holds the lock on a file, made where it is missing; None when another has it.
-
-    None also when the file, or its directory, was removed meanwhile: then try again. Raises OSError.
-    """
-    import fcntl
-
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except FileNotFoundError:  # its holder has just removed the directory
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _is_same_file(descriptor, path):
-            return descriptor
-    except BlockingIOError:
-        pass
-    except BaseException:
-        os.close(descriptor)
-        raise
-    os.close(descriptor)
-    return None
-
-
-def unlock(descriptor: int) -> None:
-    """Free a lock."""
-    import fcntl
-
-    try:
-        # A forked child may share the description: unlocking frees it there, closing alone would not.
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-    finally:
-        os.close(descriptor)
-
-
-def _is_same_file(descriptor: int, path: str) -> bool:
-    """Whether the locked file is the one under ``path``; a holder may have removed it meanwhile."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except FileNotFoundError:
-        return False
-
-
-def find_existing_parent(path: str) -> str:
-    """The path, or the nearest directory above it that exists."""
-    while not os.path.lexists(path):
-        path = os.path.dirname(path)
-    return path
-
-
-def find_filesystem_type(path: str) -> str | None:
-    """The type of the file system under ``path`` (``ext4``, ``nfs4``), or None where it is unknown."""
-    if not sys.platform.startswith("linux"):
-        return None
-    try:
-        device = os.stat(find_existing_parent(path)).st_dev
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:
-            lines = mounts.readlines()
-    except OSError:
-        return None
-    number = f"{os.major(device)}:{os.minor(device)}"
-    for line in lines:
-        words = line.split()
-        if len(words) > 2 and words[2] == number and "-" in words:
-            return words[words.index("-") + 1]
-    return None
-
-
-def is_network(kind: str | None) -> bool:
-    """Whether a type of file system is one whose locks cannot be relied on."""
-    return kind is not None and kind.startswith(_NETWORK)

@@ -1,4 +1,4 @@
-"""Files on a local disk: hard links, atomic rename, fsync and flock; no protocol is in here."""
+"""Files on a local disk: hard links, atomic rename, fsync and locks; no protocol is in here."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import os
 import stat as stat_mode
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 import pyarrow.fs as pafs
 
-from intarsia.common.scratch import find_existing_parent, find_filesystem_type, is_network, try_flock, unlock
+from intarsia.common import locks, system
+from intarsia.common.system import find_existing_parent, find_filesystem_type, is_network
 from intarsia.errors import CommitConflict, NotSupported, StorageError
-from intarsia.storage.port import FileEntry, Kind, as_storage_error, translate_storage_errors
+from intarsia.storage.port import FileEntry, Kind, RandomAccess, as_storage_error, translate_storage_errors
 
 _COMPARE_CHUNK = 1 << 20
 _REMOVALS = 8
@@ -28,6 +29,7 @@ class PosixStorage:
 
     atomic = True
     conditional = False
+    requests = None
 
     @property
     def filesystem(self) -> pafs.FileSystem:
@@ -52,7 +54,7 @@ class PosixStorage:
                         yield FileEntry(path, "file" if item.is_file(follow_symlinks=False) else "other")
                     else:
                         try:
-                            status = item.stat(follow_symlinks=False)
+                            status = _stat_item(item)
                         except FileNotFoundError:  # gone between scandir and stat
                             continue
                         yield _make_entry(path, status)
@@ -75,14 +77,19 @@ class PosixStorage:
         with translate_storage_errors("read", path), open(path, "rb") as file:
             return file.read()
 
+    def open_ranges(
+        self, path: str, size: int, tag: int | str | None = None
+    ) -> AbstractContextManager[RandomAccess]:
+        return self.filesystem.open_input_file(path)
+
     def write(self, path: str, data: bytes) -> None:
         with translate_storage_errors("write", path):
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | system.BINARY, 0o666)
             try:
                 left = memoryview(data)
                 while left:
                     left = left[os.write(descriptor, left) :]
-                os.fsync(descriptor)
+                system.sync_descriptor(descriptor)
             finally:
                 os.close(descriptor)
 
@@ -111,17 +118,18 @@ class PosixStorage:
         with translate_storage_errors("publish", target):
             if not os.path.lexists(spare):
                 os.link(source, spare)
-            os.rename(spare, target)
+            system.replace_file(spare, target)
 
     def move(self, source: str, target: str) -> None:
         with translate_storage_errors("rename", source):
-            os.rename(source, target)
+            system.replace_file(source, target)
 
     def is_same(self, one: str, other: str) -> bool:
         with translate_storage_errors("compare", one):
-            if os.path.samefile(one, other):
+            left_status, right_status = os.stat(one), os.stat(other)
+            if system.is_same_entry(left_status, right_status):
                 return True
-            if os.path.getsize(one) != os.path.getsize(other):
+            if left_status.st_size != right_status.st_size:
                 return False
             with open(one, "rb") as left, open(other, "rb") as right:
                 while chunk := left.read(_COMPARE_CHUNK):
@@ -132,7 +140,7 @@ class PosixStorage:
     def remove(self, path: str) -> bool:
         with translate_storage_errors("remove", path):
             try:
-                os.unlink(path)
+                system.remove_file(path)
             except FileNotFoundError:
                 return False
             return True
@@ -190,11 +198,7 @@ class PosixStorage:
 
     def sync(self, path: str) -> None:
         with translate_storage_errors("sync", path):
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            system.sync_path(path)
 
     def copy_mode(self, model: str, path: str) -> None:
         with translate_storage_errors("set the permissions of", path):
@@ -223,13 +227,13 @@ class PosixStorage:
 
     @contextmanager
     def lock(self, path: str, timeout: float) -> Iterator[None]:
-        """An flock: the kernel releases it when the holder dies, and no other process can break it."""
+        """The kernel releases it when the holder dies, and no other process can break it."""
         _refuse_network(path)
         descriptor = self._wait_for_lock(path, time.monotonic() + timeout, timeout)
         try:
             yield
         finally:
-            unlock(descriptor)
+            locks.unlock(descriptor)
 
     def _wait_for_lock(self, path: str, deadline: float, timeout: float) -> int:
         pause, longest = _POLL_SECONDS
@@ -249,7 +253,7 @@ class PosixStorage:
     def _try_lock(self, path: str) -> int | None:
         self.make_directories(os.path.dirname(path))
         with translate_storage_errors("lock", path):
-            return try_flock(path)
+            return locks.try_lock(path)
 
 
 def _iterate_directory(directory: str) -> Iterator[os.DirEntry[str]]:
@@ -265,9 +269,14 @@ def _make_entry(path: str, status: os.stat_result) -> FileEntry:
         _classify_mode(status.st_mode),
         status.st_size,
         status.st_mtime_ns,
-        status.st_ino,
-        status.st_ctime_ns,
+        status.st_ino or None,  # a file system without inodes has 0 for all
+        None if system.WINDOWS else status.st_ctime_ns,  # when it was made, there
     )
+
+
+def _stat_item(item: os.DirEntry[str]) -> os.stat_result:
+    # Windows lists files without their identity, and with the size that another hard link once had.
+    return os.lstat(item.path) if system.WINDOWS else item.stat(follow_symlinks=False)
 
 
 def _classify_mode(mode: int) -> Kind:
