@@ -57,6 +57,7 @@ __all__ = [
     "check_values",
     "check_whole",
     "make_write_options",
+    "select_address",
     "select_engine_options",
 ]
 
@@ -406,6 +407,11 @@ def _check_kinds(options: Mapping[str, Any]) -> None:
         value = options.get(name)
         if not (value is None or callable(value) or (name == "progress" and value is False)):
             raise InputError(f"{name} must be something that can be called, not {value!r}.")
+
+
+def select_address(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the options that a call which only looks at the same dataset needs, too."""
+    return {name: options[name] for name in _Address.__annotations__ if name in options}
 
 
 def select_engine_options(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -73,7 +73,9 @@ def read(
     """Read the rows of a dataset or an Iceberg table as a stream of record batches, of one consistent state.
 
     Of an Iceberg table, position deletes, deletion vectors and equality deletes are applied and columns
-    found by their ids. Files and row groups are pruned by ``where``. Memory: a row group per thread.
+    found by their ids. Files and row groups are pruned by ``where`` as SQL text, and no other columns are
+    read than it needs; a ``pyarrow.compute`` expression cannot be looked into: with one, every column of
+    every file is read. Memory: a row group per thread.
 
     The files of a dataset on a local disk are opened first, so that later commits change nothing; on
     another store, and where there are more files than half of those a process may have open, a file that

@@ -15,10 +15,12 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from intarsia import telemetry
 from intarsia.arguments import Predicate, has_sql, parse_column_types, parse_where
 from intarsia.common.lazy import import_optional
 from intarsia.common.names import check_columns, find_spelling
 from intarsia.common.paths import find_input_files, redact_path, to_path_text
+from intarsia.common.requests import Requests
 from intarsia.common.source import IngestedSource
 from intarsia.core.effects import OperationCall, SourceKind, check_options, check_write_options
 from intarsia.core.expr import resolve
@@ -102,6 +104,8 @@ class Request:
     """Maximum bytes that a dry run encodes to know the size of files; None for no maximum."""
     naive_timestamps: Literal["error", "utc"] = "error"
     """What to do with timestamps without a zone where the target's column has one."""
+    sent_before: Requests | None = None
+    """What earlier operations on the table have sent to its store."""
 
     @property
     def writing(self) -> dict[str, Any]:
@@ -168,6 +172,7 @@ class Request:
 
     def execute(self, intent: Intent, source: IngestedSource | None = None) -> MergeResult:
         """Run the operation; errors name an Iceberg table as the catalog does."""
+        telemetry.follow()
         with _translate_errors(self.table, intent):
             return self._run(intent, source)
 
@@ -224,6 +229,7 @@ class Request:
                 measured_bytes=self.measured_bytes,
                 progress=progress,
                 reason=chosen.reason,
+                sent_before=self.sent_before,
             )
         if self.dry_run:
             return result
@@ -274,6 +280,7 @@ def make_request(
     check_values({**options, "dry_run": dry_run})
     table_options = {n: options[n] for n in (*TABLE_OPTIONS, *ICEBERG_OPTIONS) if n in options}
     table = _open_table(target, table_options, source)
+    sent_before = table.requests if table is target else None
     call = describe_call(operation, engine, target, source=source, sql=[*sql, options.get("columns")])
     check_options(replace(call, dry_run=dry_run), options)
     properties = dict(options.get("properties") or {})
@@ -291,6 +298,7 @@ def make_request(
         columns=parse_column_types(options.get("columns"), options.get("dialect")),
         measured_bytes=options.get("measured_bytes"),
         naive_timestamps=options.get("naive_timestamps") or "error",
+        sent_before=sent_before,
     )
 
 

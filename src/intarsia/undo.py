@@ -7,17 +7,19 @@ from dataclasses import replace
 from typing import Unpack, cast
 
 import intarsia.show  # noqa: F401  values learn to show themselves
+from intarsia import telemetry
 from intarsia.common.log import get_logger, operation_log
 from intarsia.core.history import History
 from intarsia.core.intent import RestoreIntent
+from intarsia.core.observe import describe_operation, observe
 from intarsia.core.ports import Table
 from intarsia.core.report import MergeResult
 from intarsia.core.restoration import Restorable, check_version, report_restore
-from intarsia.core.run import ATTEMPTS
+from intarsia.core.run import ATTEMPTS, count_since
 from intarsia.core.validation import check_exists
 from intarsia.errors import CommitConflict, NotSupported
 from intarsia.options import InspectOptions, RestoreOptions, TableTarget
-from intarsia.request import make_request, refresh_spark, show_target, sync_catalog
+from intarsia.request import Request, make_request, refresh_spark, show_target, sync_catalog
 
 log = get_logger(__name__)
 
@@ -86,15 +88,29 @@ def restore(
         request = make_request("restore", "auto", target, options, dry_run=dry_run)
         intent = RestoreIntent(check_version(version), properties=request.properties)
         table = _as_restorable(request.table)
-        if dry_run:
-            return _plan(table, intent, begun)
-        # Not tried again after a conflict: what others have committed meanwhile nobody has asked to undo.
-        found, committed = table.restore(intent.version, intent.properties)
-        result = report_restore(found, intent, begun=begun, committed=committed)
-        notes = sync_catalog(request.table, changed=result.txid is not None)
-        if result.txid is not None:
-            notes = (*notes, *refresh_spark(request.table))
-        return replace(result, notes=(*result.notes, *notes)) if notes else result
+        telemetry.follow()
+        facts = describe_operation("restore", table, dry_run=dry_run)
+        with observe("operation", "restore", facts) as observation:
+            result = _plan(table, intent, begun) if dry_run else _restore(table, request, intent, begun)
+            result = _with_requests(result, request)
+            observation.end(result)
+            return result
+
+
+def _restore(table: Restorable, request: Request, intent: RestoreIntent, begun: float) -> MergeResult:
+    # Not tried again after a conflict: what others have committed meanwhile nobody has asked to undo.
+    found, committed = table.restore(intent.version, intent.properties)
+    result = report_restore(found, intent, begun=begun, committed=committed)
+    notes = sync_catalog(request.table, changed=result.txid is not None)
+    if result.txid is not None:
+        notes = (*notes, *refresh_spark(request.table))
+    return replace(result, notes=(*result.notes, *notes)) if notes else result
+
+
+def _with_requests(result: MergeResult, request: Request) -> MergeResult:
+    sent = count_since(request.table, request.sent_before)
+    plan = None if result.plan is None else replace(result.plan, requests=sent)
+    return replace(result, requests=sent, plan=plan)
 
 
 def _plan(table: Restorable, intent: RestoreIntent, begun: float) -> MergeResult:

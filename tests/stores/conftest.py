@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 from stores_bucket import KEY, REGION, SECRET, Bucket, open_store, s3
-from stores_faces import run_at_once
+from stores_faces import read_at_once, run_at_once
+from stores_points import save_points
 from stores_servers import find_port, run_azurite, run_fake_gcs, run_versitygw, running
 
+from intarsia.storage import s3 as s3_client
 from intarsia.storage import trial
 from intarsia.storage.azure import AzureTransport
 
@@ -20,7 +22,9 @@ from intarsia.storage.azure import AzureTransport
 def memory() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(AzureTransport, "run", run_at_once(AzureTransport.run))
+        patched.setattr(s3_client, "_read_range", read_at_once(s3_client._read_range))
         yield
+    save_points()
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from stores_faces import open_memory
 from stores_memory import BUCKET, ENDPOINT, Killed, MemoryStore, Process
+from stores_points import record_point
 
 import intarsia as it
 from intarsia.errors import IntarsiaError
@@ -195,6 +196,7 @@ def examine(
     tried = process.sent[at - 1] if at <= len(process.sent) else ""
     if fault in SAME_FOR_READS and tried.startswith(("head", "get", "list")):
         return []
+    record_point(server.kind, engine, operation.name, fault)
     where = f"{operation.name}, {fault} at {at} ({tried})"
     found = judge(mine, outcome, operation, BEFORE, process)
     return [f"{where}: {one}" for one in found]

@@ -109,8 +109,12 @@ class MemoryStore:
         self.blocks.pop(Key, None)
         return {"ETag": self.objects[Key].tag}
 
-    def _get_object(self, Key: str, **_: Any) -> dict[str, Any]:
-        return {"Body": self._find(Key, "GetObject").data}
+    def _get_object(self, Key: str, Range: str = "", IfMatch: str = "", **_: Any) -> dict[str, Any]:
+        found = self._find(Key, "GetObject")
+        if IfMatch and found.tag != IfMatch:
+            raise _refuse(412, "PreconditionFailed", "GetObject")
+        first, _, last = Range.removeprefix("bytes=").partition("-")
+        return {"Body": found.data[int(first) : int(last) + 1] if Range else found.data}
 
     def _head_object(self, Key: str, **_: Any) -> dict[str, Any]:
         found = self._find(Key, "HeadObject")
@@ -122,9 +126,9 @@ class MemoryStore:
         }
 
     def _list_objects_v2(
-        self, Prefix: str, Delimiter: str = "", MaxKeys: int = 1000, **_: Any
+        self, Prefix: str, Delimiter: str = "", MaxKeys: int = 1000, ContinuationToken: str = "", **_: Any
     ) -> dict[str, Any]:
-        keys = [key for key in sorted(self.objects) if key.startswith(Prefix)]
+        keys = [key for key in sorted(self.objects) if key.startswith(Prefix) and key > ContinuationToken]
         below: set[str] = set()
         if Delimiter:
             inner = [(key, key[len(Prefix) :]) for key in keys]
@@ -139,7 +143,10 @@ class MemoryStore:
             }
             for key in keys[:MaxKeys]
         ]
-        return {"Contents": contents, "CommonPrefixes": [{"Prefix": one} for one in sorted(below)]}
+        page = {"Contents": contents, "CommonPrefixes": [{"Prefix": one} for one in sorted(below)]}
+        if Delimiter or len(keys) <= MaxKeys:
+            return page
+        return {**page, "IsTruncated": True, "NextContinuationToken": keys[MaxKeys - 1]}
 
     def _delete_object(self, Key: str, **given: Any) -> dict[str, Any]:
         if self.kind != "s3":  # where many servers delete whatever the condition
@@ -339,6 +346,10 @@ class MemoryFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]
 
     def call_s3(self, method: str, **given: Any) -> dict[str, Any]:
         return self.process.send(method, **given)
+
+    def read_range(self, bucket: str, key: str, **given: Any) -> bytes:
+        data: bytes = self.process.send("get_object", Bucket=bucket, Key=key, **given)["Body"]
+        return data
 
     def _key(self, path: str) -> str:
         return self._strip_protocol(path).strip("/").partition("/")[2]

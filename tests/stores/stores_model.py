@@ -1,9 +1,10 @@
 """The commit protocol of object stores as a model, whose every reachable state is looked at.
 
 Two writers append their number to the objects ``f`` and ``g`` and add an object each, or the second removes
-what the first has added (a compaction); a third process may only finish what others have committed. Any of
-them may be paused at any point and for ever, one may die, and one request may be carried out at any later
-time, or never, while its sender knows nothing. The store is what :mod:`intarsia.storage.conditional` expects.
+what the first has added (a compaction), or sets everything back to what was before (a restore); a third
+process may only finish what others have committed. Any of them may be paused at any point and for ever, one
+may die, and one request may be carried out at any later time, or never, while its sender knows nothing. The
+store is what :mod:`intarsia.storage.conditional` expects.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ class Rules:
     resolves_refusal: bool = True
     claims_if_absent: bool = True
     keeps_tombstones: bool = True
+    restores_to_new_names: bool = True
     second_compacts: bool = False
+    second_restores: bool = False
     has_helper: bool = False
     crashes: int = 1
 
@@ -127,6 +130,8 @@ class Model:
         objects = dict(state.objects)
         order = [who for who, items in state.log if any(item[0] == "replace" for item in items)]
         for name in ("f", "g"):
+            if name not in objects and f"restored-{name}" in objects:
+                continue
             if name not in objects or list(objects[name]) != order[: len(objects[name])]:
                 return "somebody who only lists sees a lost or a doubled change"
         committed = [who for who, _ in state.log]
@@ -195,7 +200,10 @@ class Model:
 
     def _list_g(self, state: State, number: int, writer: Writer) -> Iterator[State]:
         added = tuple(item for item in state.objects if item[0].startswith("added"))
-        yield self._put(state, number, writer.at("claim", g=dict(state.objects)["g"], todo=added))
+        listed = writer.at("claim", g=dict(state.objects)["g"], todo=added)
+        if self.rules.second_restores and number == 1 and not self._make_items(number, listed):
+            listed = writer.at("end")  # all is as it was
+        yield self._put(state, number, listed)
 
     def _make_items(self, number: int, writer: Writer) -> tuple[Any, ...]:
         who = number + 1
@@ -204,6 +212,13 @@ class Model:
             return (("add", "compacted", None, writer.todo), *removed)
         assert writer.f is not None
         assert writer.g is not None
+        if self.rules.second_restores and who == 2:
+            changed = [(name, now) for name, now in (("f", writer.f), ("g", writer.g)) if now]
+            removed = tuple(("remove", name, old, None) for name, old in writer.todo)
+            if not self.rules.restores_to_new_names:
+                return (*(("replace", name, now, ()) for name, now in changed), *removed)
+            back = tuple(("add", f"restored-{name}", None, ()) for name, _ in changed)
+            return (*back, *(("remove", name, now, None) for name, now in changed), *removed)
         return (
             ("replace", "f", writer.f, (*writer.f, who)),
             ("replace", "g", writer.g, (*writer.g, who)),

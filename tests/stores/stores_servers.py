@@ -26,14 +26,14 @@ def find_port() -> int:
 
 
 @contextmanager
-def running(command: Sequence[str], port: int, environment: Mapping[str, str] = {}) -> Iterator[int]:
-    """A server that answers at a port, as long as the block runs."""
-    with subprocess.Popen(
-        command,
-        env={**os.environ, **environment},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    ) as process:
+def running(
+    command: Sequence[str], port: int, environment: Mapping[str, str] = {}, *, log: Path = Path(os.devnull)
+) -> Iterator[int]:
+    """A server that answers at a port, as long as the block runs; what it says is in the log."""
+    with (
+        log.open("wb") as said,
+        subprocess.Popen(command, env={**os.environ, **environment}, stdout=said, stderr=said) as process,
+    ):
         try:
             ends = time.monotonic() + SECONDS
             while True:
@@ -57,10 +57,11 @@ def _find(program: str) -> str:
 
 
 @contextmanager
-def run_versitygw(data: Path) -> Iterator[int]:
+def run_versitygw(data: Path, *options: str) -> Iterator[int]:
     program, port = _find("versitygw"), find_port()
     environment = {"ROOT_ACCESS_KEY": KEY, "ROOT_SECRET_KEY": SECRET}
-    with running([program, "--port", f"127.0.0.1:{port}", "posix", str(data)], port, environment):
+    command = [program, "--port", f"127.0.0.1:{port}", *options, "posix", str(data)]
+    with running(command, port, environment):
         yield port
 
 

@@ -13,6 +13,7 @@ from stores_model import Rules, check
     [
         (Rules(), 10_000),
         (Rules(second_compacts=True), 5_000),
+        (Rules(second_restores=True), 5_000),
         pytest.param(
             Rules(has_helper=True),
             200_000,
@@ -21,7 +22,12 @@ from stores_model import Rules, check
             ),
         ),
     ],
-    ids=["two merges", "a merge and a compaction", "two merges and somebody who finishes"],
+    ids=[
+        "two merges",
+        "a merge and a compaction",
+        "a merge and a restore",
+        "two merges and somebody who finishes",
+    ],
 )
 def test_the_protocol_holds_in_every_order_of_events(rules: Rules, at_least: int) -> None:
     violation, states = check(rules)
@@ -39,6 +45,8 @@ def test_the_protocol_holds_in_every_order_of_events(rules: Rules, at_least: int
         Rules(resolves_refusal=False),
         Rules(claims_if_absent=False),
         Rules(second_compacts=True, keeps_tombstones=False),
+        Rules(second_restores=True, keeps_tombstones=False),
+        Rules(second_restores=True, restores_to_new_names=False),
     ],
     ids=[
         "replacing without If-Match",
@@ -48,6 +56,8 @@ def test_the_protocol_holds_in_every_order_of_events(rules: Rules, at_least: int
         "a refusal of the repetition taken for another's",
         "claiming a slot without If-None-Match",
         "no tombstones",
+        "no tombstones of what a restore removes",
+        "restoring under the names that files had",
     ],
 )
 def test_without_one_of_its_rules_it_does_not(rules: Rules) -> None:

@@ -30,16 +30,14 @@ from stores_memory import FAULTS, Killed, MemoryStore, Process
 
 from intarsia.errors import NotSupported, StorageError
 from intarsia.storage import trial
-from intarsia.tables.iceberg import single_object_catalog
 
 FULL = os.environ.get("INTARSIA_STORES") == "full"
 UNSURE = (CommitStateUnknownException, StorageError, OSError)
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryStore]:
+def server() -> Iterator[MemoryStore]:
     with prepared():
-        monkeypatch.setattr(single_object_catalog.time, "sleep", lambda _: None)
         yield make_server()
 
 

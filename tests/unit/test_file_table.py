@@ -20,7 +20,7 @@ from intarsia.core.partitioner import PartitionDirectories
 from intarsia.core.plan import FilePlan, SparsePlans
 from intarsia.errors import DamagedTable, UnsafePath
 from intarsia.storage import FileEntry, PosixStorage
-from intarsia.tables.parquet import ParquetTable, footer_cache, list_data_files, listing, snapshot
+from intarsia.tables.parquet import ParquetTable, footer_cache, list_data_files, listing
 from intarsia.tables.parquet.entries import EntryTable, sort_entries
 
 Switch = Callable[[bool], None]
@@ -32,7 +32,7 @@ def many(monkeypatch: pytest.MonkeyPatch) -> Switch:
     """Whether the few files of a test count as many."""
 
     def switch(are_many: bool) -> None:
-        for module in (snapshot, footer_cache, listing):
+        for module in (footer_cache, listing):
             monkeypatch.setattr(module, "MANY_FILES", 2 if are_many else 1000)
 
     switch(True)

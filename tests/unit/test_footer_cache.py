@@ -34,8 +34,8 @@ SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 
 @pytest.fixture(autouse=True)
 def _few_files_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot, "MANY_FILES", 4)
     monkeypatch.setattr(footer_cache, "MANY_FILES", 4)
+    monkeypatch.setattr(footer_cache, "_LEAST_ON_STORES", 4)
     monkeypatch.setattr(listing, "MANY_FILES", 4)
     monkeypatch.setattr(footer_cache, "_YOUNG_NS", 0)
 
@@ -73,14 +73,13 @@ def _rows(root: Path) -> dict[int, str]:
 def read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The names of data files whose footers are read."""
     names: list[str] = []
-    real = footers.read_footer
+    real = footers.read_listed_footer
 
-    def note(filesystem: Any, location: str) -> Any:
-        if "/.staging_" not in location:
-            names.append(os.path.basename(location))
-        return real(filesystem, location)
+    def note(storage: Any, file: Any) -> Any:
+        names.append(os.path.basename(file[1]))
+        return real(storage, file)
 
-    monkeypatch.setattr(footers, "read_footer", note)
+    monkeypatch.setattr(footers, "read_listed_footer", note)
     return names
 
 
@@ -188,7 +187,7 @@ def test_one_table_object_keeps_nothing_of_many_files_that_became_few(
     table = ParquetTable(lake)
     it.merge(_source(5), table, on="id")
     it.compact(table, target_mb_per_file=1)
-    monkeypatch.setattr(footer_cache, "MANY_FILES", 0)
+    monkeypatch.setattr(footer_cache, "get_least_files", lambda _: 0)
     it.write(_source(1000), table, mode="append")
     assert not _cache(lake).exists()
 
@@ -518,7 +517,7 @@ def test_readers_that_list_the_directory_do_not_see_the_cache(cached: Path) -> N
 
 
 def test_few_files_have_no_cache(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot, "MANY_FILES", FILES + 1)
+    monkeypatch.setattr(footer_cache, "MANY_FILES", FILES + 1)
     it.merge(_source(5), lake, on="id")
     assert not _cache(lake).exists()
 
@@ -643,14 +642,14 @@ def test_footers_that_are_asked_for_in_turn_are_read_ahead(
     cached: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
-    real = footer_store.read_footers
+    real = footer_store.read_listed_footers
 
-    def note(filesystem: Any, locations: Any) -> Any:
-        calls.append(len(locations))
-        return real(filesystem, locations)
+    def note(storage: Any, files: Any) -> Any:
+        calls.append(len(files))
+        return real(storage, files)
 
     files = ParquetTable(cached).snapshot().files
-    monkeypatch.setattr(footer_store, "read_footers", note)
+    monkeypatch.setattr(footer_store, "read_listed_footers", note)
     assert sum(file.footer.row_group(0).num_rows for file in files) == FILES * 10
     assert len(calls) < FILES
     assert sum(calls) == FILES - 1  # the first was read for the snapshot: the merge had replaced it

@@ -157,7 +157,7 @@ def _no_user() -> str:
 def test_a_table_without_a_log_of_its_own_is_refused(tmp_path: Path) -> None:
     class Odd:
         root = "odd"
-        transaction = snapshot = None
+        transaction = snapshot = requests = None
 
     with pytest.raises(it.IntarsiaError, match="keeps no history"):
         it.history(Odd())  # type: ignore[arg-type]

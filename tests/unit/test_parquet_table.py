@@ -162,13 +162,13 @@ def test_notes_of_the_listing_reach_the_snapshot(root: Path) -> None:
 
 def test_each_footer_is_read_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
-    honest = footers.read_footer
+    honest = footers.read_listed_footer
 
-    def count(filesystem: Any, location: str) -> Any:
-        read.append(location)
-        return honest(filesystem, location)
+    def count(storage: Any, file: Any) -> Any:
+        read.append(file[1])
+        return honest(storage, file)
 
-    monkeypatch.setattr(footers, "read_footer", count)
+    monkeypatch.setattr(footers, "read_listed_footer", count)
     table = ParquetTable(root)
     table.snapshot()
     assert len(read) == 3

@@ -21,7 +21,6 @@ from intarsia.tables.parquet import (
     footer_store,
     listing,
     remote_footers,
-    snapshot,
 )
 
 FILES = 7
@@ -29,7 +28,7 @@ FILES = 7
 
 @pytest.fixture(autouse=True)
 def _few_files_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (snapshot, footer_cache, listing):
+    for module in (footer_cache, listing):
         monkeypatch.setattr(module, "MANY_FILES", 2)
     monkeypatch.setattr(footer_store, "REMOTE_FOOTERS", 2)
     for module in (footer_store, remote_footers):
@@ -80,10 +79,13 @@ def test_what_executors_read_is_what_the_driver_would(lake: Path, monkeypatch: p
         assert read_bounds(found.files, column, dtype) == read_bounds(plain.files, column, dtype)
     assert [name for name, _ in executors.jobs[3:]] == ["_read_bounds"] * 9
     read: list[str] = []
-    real = footer_store.read_footers
-    monkeypatch.setattr(
-        footer_store, "read_footers", lambda fs, places: [read.extend(places), real(fs, places)][1]
-    )
+    real = footer_store.read_listed_footers
+
+    def note(storage: Any, files: Any) -> Any:
+        read.extend(place for _, place in files)
+        return real(storage, files)
+
+    monkeypatch.setattr(footer_store, "read_listed_footers", note)
     assert found.files[5].footer is not None
     assert found.files[5].footer.row_group(1).num_rows == 4
     assert [os.path.basename(place) for place in read] == ["f5.parquet"]

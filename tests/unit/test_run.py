@@ -50,6 +50,7 @@ class Notes:
     name: str = "notes"
     txid: str = "t1"
     commit_attempts: int | None = None
+    requests: None = None
 
     def snapshot(self) -> Snapshot:
         self.calls.append("snapshot")

@@ -277,6 +277,10 @@ class _Fixed:
 
     state: Snapshot
 
+    @property
+    def requests(self) -> None:
+        """Not counted: what was listed before is looked at."""
+
     def snapshot(self) -> Snapshot:
         return self.state
 

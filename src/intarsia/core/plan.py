@@ -8,6 +8,7 @@ from typing import Any, Literal, overload
 
 import pyarrow as pa
 
+from intarsia.common.requests import Requests
 from intarsia.core import render
 from intarsia.core.change import Change, Hits, Matches, PositionDeletes, Replacement, Staged
 from intarsia.core.file_table import FileTable
@@ -151,6 +152,8 @@ class Plan:
     """Whether the number is exact; otherwise the notes say why there may be more."""
     measured_bytes: int | None = None
     """The size of all files that are written, where they were encoded to know it."""
+    requests: Requests | None = field(default=None, compare=False)
+    """What planning has sent to the object store; None where it is not counted, such as on a disk."""
 
     @property
     def operation(self) -> str:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from intarsia.common.requests import Requests
 from intarsia.core.change import Change, Committed, Staged, Staging
 from intarsia.core.snapshot import DataFile, Snapshot
 
@@ -119,6 +120,10 @@ class Table(Protocol):
     def commit_attempts(self) -> int | None:
         """How often an operation is planned when other writers come first, at the most; None where they wait
         at a lock or the table tries again by itself, so that the caller's number does."""
+
+    @property
+    def requests(self) -> Requests | None:
+        """What was sent to the object store since the table was opened; None where it is not counted."""
 
     def last_batch(self, app_id: str) -> int | None:
         """The highest batch that was committed with this ``app_id``, or None."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from intarsia.common.requests import Requests
 from intarsia.core import render
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ class MergeResult:
     """False where a dry run only knows the least number of new files; the notes say why."""
     bytes_exact: bool = True
     """False where a dry run's ``bytes_written`` is an estimate, since there is too much to encode."""
+    requests: Requests | None = field(default=None, compare=False)
+    """What was sent to the object store; None where it is not counted, such as on a disk."""
     plan: Plan | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -135,4 +138,5 @@ def as_json(result: MergeResult) -> dict[str, Any]:
         for f in result.files
     ]
     plain["notes"] = list(result.notes)
+    plain["requests"] = None if result.requests is None else dict(result.requests)
     return plain

@@ -11,6 +11,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 from intarsia.common.log import get_logger
+from intarsia.common.requests import Requests
 from intarsia.common.source import IngestedSource
 from intarsia.core.change import Change, Committed, Matches, Staged, StagedFile, Staging
 from intarsia.core.dry_run import PLAN_BYTES, DryRun, count_new_files, discard_output, estimate_new_bytes
@@ -27,6 +28,7 @@ from intarsia.core.intent import (
     WriteIntent,
 )
 from intarsia.core.key_value_metadata import check_geometries, find_exact_columns
+from intarsia.core.observe import Observation, describe_operation, observe
 from intarsia.core.plan import FilePlan, Plan, SparsePlans, keep_all
 from intarsia.core.planning import (
     plan_compact,
@@ -141,7 +143,9 @@ def explain(
     know the new files and their size; beyond that these are estimates, and say so. What the run would refuse
     is refused in any case.
     """
-    return _run_dry(intent, table, engine, source, measured_bytes, progress=progress, reason=reason)[0]
+    before = table.requests
+    plan, _ = _run_dry(intent, table, engine, source, measured_bytes, progress=progress, reason=reason)
+    return replace(plan, requests=count_since(table, before))
 
 
 def _run_dry(
@@ -280,6 +284,7 @@ def run(
     attempts: int = ATTEMPTS,
     progress: Progress = ignore_progress,
     reason: str = "",
+    sent_before: Requests | None = None,
 ) -> MergeResult:
     """Carry out an operation, planning again (a few times) when another writer came in between.
 
@@ -289,13 +294,50 @@ def run(
 
     A dry run encodes everything that the run would write, to nowhere, so that its numbers are the run's; with
     ``measured_bytes`` only up to that size, and estimates beyond.
+
+    ``sent_before`` is what the table had sent to its store when the operation began; None for nothing.
     """
+    facts = describe_operation(intent.operation, table, dry_run=dry_run, engine=engine.name)
+    with observe("operation", intent.operation, facts) as observation:
+        result = _carry_out(
+            intent,
+            table,
+            engine,
+            source,
+            dry_run=dry_run,
+            measured_bytes=measured_bytes,
+            attempts=attempts,
+            progress=progress,
+            reason=reason,
+            sent_before=sent_before,
+            observation=observation,
+        )
+        observation.end(result)
+        return result
+
+
+def _carry_out(
+    intent: Intent,
+    table: Table,
+    engine: Engine,
+    source: IngestedSource | None,
+    *,
+    dry_run: bool,
+    measured_bytes: int | None,
+    attempts: int,
+    progress: Progress,
+    reason: str,
+    sent_before: Requests | None,
+    observation: Observation,
+) -> MergeResult:
     begun = time.perf_counter()
     if dry_run:
         plan, rehearsed = _run_dry(
             intent, table, engine, source, measured_bytes, progress=progress, reason=reason
         )
-        return _report(plan, engine, begun, source=source, change=rehearsed, dry_run=True)
+        plan = replace(plan, requests=count_since(table, sent_before))
+        result = _report(plan, engine, begun, source=source, change=rehearsed, dry_run=True)
+        return replace(result, requests=count_since(table, sent_before))
     seen: Snapshot | None = None
     attempt = 0
     while True:
@@ -306,11 +348,13 @@ def run(
                 seen = _check_writable(tx.snapshot, intent)
                 if (note := _find_committed_batch(intent, tx)) is not None:
                     log.info("%s %s: %s", intent.operation, seen.root, note)
-                    return _report_skipped(intent, seen, engine, begun, source=source, note=note)
+                    skipped = _report_skipped(intent, seen, engine, begun, source=source, note=note)
+                    return replace(skipped, requests=count_since(table, sent_before))
                 snapshot = _with_source_types(seen, source, intent)
                 progress("plan", 0, 0)
                 prepared = engine.prepare(intent, snapshot, source)
                 plan = _make_engine_plan(prepared, snapshot, engine, reason=reason, progress=progress)
+                plan = replace(plan, requests=count_since(table, sent_before))
                 plan, change = _execute(Execution(plan, prepared, tx, progress), engine)
                 progress("commit", 0, 0)
                 committed = tx.commit(_with_schema(change, prepared, snapshot))
@@ -321,17 +365,25 @@ def run(
             if not _may_plan_again(table, attempt, attempts):
                 raise _make_conflict(seen, attempt) from error
             log.info("%s %s: planning again, files have changed: %s", intent.operation, error.path, error)
+            observation.retry(error)
             continue
         except CommitConflict as conflict:
             if not _may_plan_again(table, attempt, attempts):
                 raise
             log.info("%s %s: planning again after a conflict: %s", intent.operation, conflict.path, conflict)
+            observation.retry(conflict)
             continue
         result = _report(plan, engine, begun, source=source, change=change, committed=committed)
         if result.created:
             log.info("%s %s: there was no dataset, it was made", intent.operation, result.path)
         log.info("%s %s: %s", intent.operation, result.path, dict(result))
-        return replace(result, attempts=attempt)
+        return replace(result, attempts=attempt, requests=count_since(table, sent_before))
+
+
+def count_since(table: Table, before: Requests | None) -> Requests | None:
+    """What was sent to the store of a table after ``before``: all of it, also for what came to nothing."""
+    sent = table.requests
+    return sent if sent is None or before is None else sent - before
 
 
 def _may_plan_again(table: Table, attempt: int, attempts: int) -> bool:

@@ -21,6 +21,7 @@ from intarsia.common.partitions import (
     partition_text,
 )
 from intarsia.common.python_values import make_scalar
+from intarsia.common.requests import find_base
 from intarsia.common.schema import find_common_type
 from intarsia.common.types import get_value_type, rewrite_type
 from intarsia.core import render
@@ -229,15 +230,16 @@ class Snapshot:
             ds.ParquetFileFormat(coerce_int96_timestamp_unit=self._choose_int96_unit(f)) for f in self.files
         ]
         opened = open_files(self)
+        filesystem = find_base(self.filesystem)  # what its reader sends is nobody's operation
         fragments = []
         for number, (file, parquet) in enumerate(zip(self.files, formats, strict=True)):
             place = self._make_partition_expression(file)
             if opened is None:
-                fragment = parquet.make_fragment(file.location, self.filesystem, partition_expression=place)
+                fragment = parquet.make_fragment(file.location, filesystem, partition_expression=place)
             else:
                 fragment = parquet.make_fragment(opened[number], partition_expression=place)
             fragments.append(fragment)
-        return ds.FileSystemDataset(fragments, self.schema, ds.ParquetFileFormat(), self.filesystem)
+        return ds.FileSystemDataset(fragments, self.schema, ds.ParquetFileFormat(), filesystem)
 
     def _choose_int96_unit(self, file: DataFile) -> str:
         """The unit in which pyarrow reads INT96 columns of a file exactly."""

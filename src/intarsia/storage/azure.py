@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import pyarrow.fs as pafs
 
 from intarsia.common.log import redact
+from intarsia.common.requests import RequestCounter, RequestKind
 from intarsia.errors import StorageError
 from intarsia.storage.conditional import (
     Condition,
@@ -83,7 +84,7 @@ class AzureTransport:
         return sync(self._loop, carry_out)
 
 
-def find_client(filesystem: pafs.FileSystem) -> Callable[[], AzureClient] | None:
+def find_client(filesystem: pafs.FileSystem) -> Callable[[RequestCounter], AzureClient] | None:
     """How to open a client as a file system does; None where it is not Azure's, or cannot be followed."""
     if filesystem.type_name == "abfs":
         if not _has_client():
@@ -96,16 +97,16 @@ def find_client(filesystem: pafs.FileSystem) -> Callable[[], AzureClient] | None
     return None
 
 
-def _open_inner(inner: Any) -> AzureClient:
-    return AzureClient(AzureTransport(inner.service_client, inner.loop))
+def _open_inner(inner: Any, counter: RequestCounter) -> AzureClient:
+    return AzureClient(AzureTransport(inner.service_client, inner.loop), counter)
 
 
-def _open_settings(settings: Mapping[str, Any]) -> AzureClient:
+def _open_settings(settings: Mapping[str, Any], counter: RequestCounter) -> AzureClient:
     """A client with the account, key, signature or identity of a PyArrow file system."""
     from fsspec.asyn import get_loop
 
     return AzureClient(
-        AzureTransport(_open_service(os.getpid(), tuple(sorted(settings.items()))), get_loop())
+        AzureTransport(_open_service(os.getpid(), tuple(sorted(settings.items()))), get_loop()), counter
     )
 
 
@@ -166,8 +167,8 @@ class AzureClient:
 
     tags_tell_bytes = False
 
-    def __init__(self, transport: AzureTransport) -> None:
-        self._transport = transport
+    def __init__(self, transport: AzureTransport, counter: RequestCounter) -> None:
+        self._transport, self._counter = transport, counter
         self._can_fetch = True
         """Whether the server reads blocks from a URL by itself; some that speak the protocol do not."""
 
@@ -179,7 +180,7 @@ class AzureClient:
         clock = _Clock()
         try:
             found = self._send(
-                "look at", path, lambda blob: blob.get_blob_properties(raw_response_hook=clock)
+                "HEAD", "look at", path, lambda blob: blob.get_blob_properties(raw_response_hook=clock)
             )
         except StorageError as error:
             if error.errno == errno.ENOENT:
@@ -198,7 +199,10 @@ class AzureClient:
             stream = await blob.download_blob(**part, **condition)
             return bytes(await stream.readall())
 
-        return bytes(self._send("read", path, read))
+        return bytes(self._send("GET", "read", path, read))
+
+    def get_range(self, path: str, start: int, size: int, tag: str | None) -> bytes:
+        return self._read(path, tag, offset=start, length=size)
 
     def list_objects(self, prefix: str, *, most: int | None = None) -> Iterator[StoredObject]:
         bucket = split_path(prefix)[0]
@@ -225,6 +229,7 @@ class AzureClient:
             name_starts_with=start, include=include, results_per_page=size, raw_response_hook=clock
         ).by_page()
         while (page := self._guard("list", prefix, lambda: _take_page(pages))) is not None:
+            self._counter.add("LIST")
             yield page
 
     def put(
@@ -236,6 +241,7 @@ class AzureClient:
     ) -> None:
         arguments = {**_make_condition(condition), "metadata": _to_azure(metadata or {})}
         self._send(
+            "PUT",
             "put",
             path,
             lambda blob: blob.upload_blob(
@@ -267,7 +273,7 @@ class AzureClient:
         if now is None or now.tag != source.tag:
             raise ConditionFailed(f"{source.path} was replaced while it was copied.")
         arguments = {**_make_condition(condition), "metadata": _to_azure(metadata)}
-        self._send("put", target, lambda blob: blob.commit_block_list(blocks, **arguments))
+        self._send("PUT", "put", target, lambda blob: blob.commit_block_list(blocks, **arguments))
 
     def _stage(self, source: StoredObject, target: str, block: str, first: int, size: int) -> None:
         if self._can_fetch:
@@ -279,7 +285,7 @@ class AzureClient:
                     raise
                 self._can_fetch = False
         data = self._read(source.path, source.tag, offset=first, length=size)
-        self._send("put", target, lambda blob: blob.stage_block(block, io.BytesIO(data), length=size))
+        self._send("PUT", "put", target, lambda blob: blob.stage_block(block, io.BytesIO(data), length=size))
 
     def _stage_from_url(self, source: StoredObject, target: str, block: str, first: int, size: int) -> None:
         async def stage(blob: Any) -> None:
@@ -293,11 +299,11 @@ class AzureClient:
                 more = {"source_authorization": f"Bearer {token.token}"}
             await blob.stage_block_from_url(block, url, source_offset=first, source_length=size, **more)
 
-        self._send("copy", target, stage)
+        self._send("COPY", "copy", target, stage)
 
     def delete(self, path: str, condition: IfMatch | None = None) -> None:
         try:
-            self._send("delete", path, lambda blob: blob.delete_blob(**_make_condition(condition)))
+            self._send("DELETE", "delete", path, lambda blob: blob.delete_blob(**_make_condition(condition)))
         except StorageError as error:
             if error.errno != errno.ENOENT:
                 raise
@@ -309,9 +315,10 @@ class AzureClient:
     def abort_upload(self, upload: Upload) -> None:
         """Nothing: see :meth:`list_uploads`."""
 
-    def _send(self, action: str, path: str, send: Callable[[Any], Any]) -> Any:
+    def _send(self, kind: RequestKind, action: str, path: str, send: Callable[[Any], Any]) -> Any:
         bucket, key = split_path(path)
         blob = self._transport.service.get_blob_client(bucket, key)
+        self._counter.add(kind)
         return self._guard(action, path, lambda: send(blob))
 
     def _guard(self, action: str, path: str, send: Callable[[], Any]) -> Any:

@@ -19,6 +19,7 @@ from urllib.parse import quote
 import pyarrow.fs as pafs
 
 from intarsia.common.log import redact
+from intarsia.common.requests import RequestCounter, RequestKind
 from intarsia.errors import StorageError
 from intarsia.storage.conditional import (
     Condition,
@@ -52,7 +53,7 @@ class Transport(Protocol):
     def call(self, method: str, path: str, *parts: str, **more: Any) -> tuple[Mapping[str, str], bytes]: ...
 
 
-def find_client(filesystem: pafs.FileSystem) -> Callable[[], GcsClient] | None:
+def find_client(filesystem: pafs.FileSystem) -> Callable[[RequestCounter], GcsClient] | None:
     """How to open a client as a file system does; None where it is not one of GCS, or cannot be followed."""
     if filesystem.type_name == "gcs":
         if not _has_gcsfs():
@@ -65,7 +66,7 @@ def find_client(filesystem: pafs.FileSystem) -> Callable[[], GcsClient] | None:
     return None
 
 
-def _open_settings(settings: Mapping[str, Any]) -> GcsClient:
+def _open_settings(settings: Mapping[str, Any], counter: RequestCounter) -> GcsClient:
     """A client with the credentials of a PyArrow file system."""
     from gcsfs.core import GCSFileSystem
 
@@ -77,6 +78,7 @@ def _open_settings(settings: Mapping[str, Any]) -> GcsClient:
             endpoint_url=f"{settings['scheme'] or 'https'}://{custom}" if custom else None,
             use_listings_cache=False,
         ),
+        counter,
         None if settings["retry_time_limit"] is None else settings["retry_time_limit"].total_seconds(),
     )
 
@@ -112,9 +114,9 @@ class GcsClient:
 
     tags_tell_bytes = False
 
-    def __init__(self, transport: Transport, limit: float | None = None) -> None:
+    def __init__(self, transport: Transport, counter: RequestCounter, limit: float | None = None) -> None:
         """``limit``: seconds for a request and its repetitions, as PyArrow has them; a rewrite has more."""
-        self._transport = transport
+        self._transport, self._counter = transport, counter
         self._limit = {} if limit is None else {"timeout": limit}
 
     @property
@@ -123,7 +125,7 @@ class GcsClient:
 
     def head(self, path: str) -> StoredObject | None:
         try:
-            headers, data = self._send("look at", path, "GET", _OBJECT, **self._limit)
+            headers, data = self._send("HEAD", "look at", path, "GET", _OBJECT, **self._limit)
         except StorageError as error:
             if error.errno == errno.ENOENT:
                 return None
@@ -131,7 +133,22 @@ class GcsClient:
         return _make_object(path, json.loads(data), _find_now(headers))
 
     def get(self, path: str) -> bytes:
-        return bytes(self._send("read", path, "GET", _OBJECT, alt="media", **self._limit)[1])
+        return bytes(self._send("GET", "read", path, "GET", _OBJECT, alt="media", **self._limit)[1])
+
+    def get_range(self, path: str, start: int, size: int, tag: str | None) -> bytes:
+        headers = {"Range": f"bytes={start}-{start + size - 1}"}
+        _, data = self._send(
+            "GET",
+            "read",
+            path,
+            "GET",
+            _OBJECT,
+            alt="media",
+            headers=headers,
+            **_make_condition(None if tag is None else IfMatch(tag)),
+            **self._limit,
+        )
+        return bytes(data)
 
     def list_objects(self, prefix: str, *, most: int | None = None) -> Iterator[StoredObject]:
         bucket = split_path(prefix)[0]
@@ -156,6 +173,7 @@ class GcsClient:
         more["fields"] = f"nextPageToken,prefixes,items({_FIELDS})"
         while True:
             headers, data = self._guard(
+                "LIST",
                 "list",
                 prefix,
                 lambda: self._transport.call("GET", _LIST, bucket, prefix=start, **more, **self._limit),
@@ -181,6 +199,7 @@ class GcsClient:
             f"--{mark}\r\nContent-Type: application/octet-stream\r\n\r\n"
         ).encode()
         self._guard(
+            "PUT",
             "put",
             path,
             lambda: self._transport.call(
@@ -211,7 +230,7 @@ class GcsClient:
         about = {"contentType": "application/octet-stream", "metadata": dict(metadata), **_UNCACHED}
         while True:
             _, data = self._send(
-                "copy", source.path, "POST", _REWRITE, *split_path(target), json=about, **more
+                "COPY", "copy", source.path, "POST", _REWRITE, *split_path(target), json=about, **more
             )
             answer = json.loads(data)
             if answer.get("done", True):
@@ -220,7 +239,8 @@ class GcsClient:
 
     def delete(self, path: str, condition: IfMatch | None = None) -> None:
         try:
-            self._send("delete", path, "DELETE", _OBJECT, **_make_condition(condition), **self._limit)
+            more = {**_make_condition(condition), **self._limit}
+            self._send("DELETE", "delete", path, "DELETE", _OBJECT, **more)
         except StorageError as error:
             if error.errno != errno.ENOENT:
                 raise
@@ -233,17 +253,27 @@ class GcsClient:
         """Nothing: see :meth:`list_uploads`."""
 
     def _send(
-        self, action: str, path: str, method: str, template: str, *more: str, **arguments: Any
+        self,
+        kind: RequestKind,
+        action: str,
+        path: str,
+        method: str,
+        template: str,
+        *more: str,
+        **arguments: Any,
     ) -> tuple[Mapping[str, str], bytes]:
         parts = (*split_path(path), *more)
-        return self._guard(action, path, lambda: self._transport.call(method, template, *parts, **arguments))
+        return self._guard(
+            kind, action, path, lambda: self._transport.call(method, template, *parts, **arguments)
+        )
 
-    def _guard(self, action: str, path: str, send: Callable[[], Any]) -> Any:
+    def _guard(self, kind: RequestKind, action: str, path: str, send: Callable[[], Any]) -> Any:
         from aiohttp import ClientError
         from gcsfs.retry import HttpError
         from google.auth.exceptions import GoogleAuthError
         from requests.exceptions import RequestException
 
+        self._counter.add(kind)
         try:
             return send()
         except (HttpError, ClientError, RequestException, GoogleAuthError, OSError, ValueError) as error:

@@ -4,13 +4,16 @@ store was tried and found to heed its conditions, commits are safe among many wr
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow.fs as pafs
 
+from intarsia.common.requests import RequestCounter, Requests, count_filesystem
 from intarsia.errors import StorageError
 from intarsia.storage.conditional import (
     STAGED_TAG,
@@ -31,14 +34,43 @@ from intarsia.storage.trial import Trial, remember, try_store
 _WORKERS = 8
 
 
+@dataclass(frozen=True, slots=True)
+class RangeFile:
+    """An object whose size is known, read in ranges: a request for each, and none to open it."""
+
+    client: ObjectClient
+    path: str
+    length: int
+    tag: str | None
+
+    def size(self) -> int:
+        return self.length
+
+    def read_at(self, size: int, start: int) -> bytes:
+        """Raises FileNotFoundError also where the object has another tag."""
+        if not size:
+            return b""
+        try:
+            return self.client.get_range(self.path, start, size, self.tag)
+        except ConditionFailed as error:
+            raise FileNotFoundError(errno.ENOENT, "replaced since it was listed", self.path) from error
+        except StorageError as error:
+            if error.errno != errno.ENOENT:
+                raise
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path) from error
+
+
 class ObjectStorage(RemoteStorage):
     """A bucket. There are no directories: what has objects below it counts as one.
 
     ``conditional`` is False until :meth:`try_conditions` has found that conditions hold here.
     """
 
-    def __init__(self, filesystem: pafs.FileSystem, open_client: Callable[[], ObjectClient]) -> None:
-        super().__init__(filesystem)
+    def __init__(
+        self, filesystem: pafs.FileSystem, open_client: Callable[[RequestCounter], ObjectClient]
+    ) -> None:
+        self._counter = RequestCounter()
+        super().__init__(count_filesystem(filesystem, self._counter))
         self._open_client = open_client
         self._client: ObjectClient | None = None
         self.trial: Trial | None = None
@@ -49,8 +81,13 @@ class ObjectStorage(RemoteStorage):
     @property
     def client(self) -> ObjectClient:
         if self._client is None:
-            self._client = self._open_client()
+            self._client = self._open_client(self._counter)
         return self._client
+
+    @property
+    def requests(self) -> Requests:
+        """What was sent to the store through this object, and through its file system, so far."""
+        return self._counter.requests
 
     @property
     def conditional(self) -> bool:
@@ -111,6 +148,10 @@ class ObjectStorage(RemoteStorage):
 
     def read(self, path: str) -> bytes:
         return self.client.get(path)
+
+    @contextmanager
+    def open_ranges(self, path: str, size: int, tag: int | str | None = None) -> Iterator[RangeFile]:
+        yield RangeFile(self.client, path, size, tag if isinstance(tag, str) else None)
 
     def is_same(self, one: str, other: str) -> bool:
         left, right = self.client.head(one), self.client.head(other)

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from intarsia.common.log import is_store_error, redact
+from intarsia.common.requests import Requests
 from intarsia.errors import IntarsiaError, StorageError
 
 Kind = Literal["file", "directory", "symlink", "other"]
@@ -37,6 +38,14 @@ class FileEntry:
         return (self.size, self.mtime_ns, self.identity)
 
 
+class RandomAccess(Protocol):
+    """An open file, as far as reading some of its bytes goes."""
+
+    def size(self) -> int: ...
+
+    def read_at(self, size: int, start: int, /) -> bytes: ...
+
+
 class Storage(Protocol):
     """A store of files. Paths are the store's own, absolute and normalised.
 
@@ -57,6 +66,10 @@ class Storage(Protocol):
         """Whether a claim has one winner and a file is replaced only if it is the planned one, without any
         lock; see :class:`intarsia.storage.objects.ObjectStorage`."""
 
+    @property
+    def requests(self) -> Requests | None:
+        """What was sent to the store so far; None where nothing is counted, such as on a disk."""
+
     def walk(
         self, root: str, descend: Callable[[str], bool], *, names_only: bool = False
     ) -> Iterator[FileEntry]:
@@ -72,6 +85,14 @@ class Storage(Protocol):
         """The entry itself (a symlink is not followed), or None."""
 
     def read(self, path: str) -> bytes: ...
+
+    def open_ranges(
+        self, path: str, size: int, tag: int | str | None = None
+    ) -> AbstractContextManager[RandomAccess]:
+        """A file of known size, of which some bytes are wanted; with as few requests as the store needs.
+
+        Raises FileNotFoundError where it is gone; on a store, also where its entity tag is not ``tag``.
+        """
 
     def write(self, path: str, data: bytes) -> None:
         """Write a small file; on return its bytes are durable (its name is not yet)."""

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import datetime as dt
 import errno
-import hashlib
 import posixpath
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pyarrow.fs as pafs
 
+from intarsia.common.requests import Requests
 from intarsia.errors import StorageError
-from intarsia.storage.port import FileEntry, Kind, translate_storage_errors
+from intarsia.storage.port import FileEntry, Kind, RandomAccess, translate_storage_errors
 
 _ENTITY_TAGS = ("ETag", "etag", "e_tag", "md5Hash", "content_md5", "generation")
 """What no other bytes under the same name have."""
@@ -33,6 +33,10 @@ class RemoteStorage:
     @property
     def conditional(self) -> bool:
         return False
+
+    @property
+    def requests(self) -> Requests | None:
+        return None
 
     def __init__(self, filesystem: pafs.FileSystem) -> None:
         self._filesystem = filesystem
@@ -91,6 +95,11 @@ class RemoteStorage:
         with translate_storage_errors("read", path), self._filesystem.open_input_stream(path) as stream:
             return bytes(stream.read())
 
+    def open_ranges(
+        self, path: str, size: int, tag: int | str | None = None
+    ) -> AbstractContextManager[RandomAccess]:
+        return self._filesystem.open_input_file(path)
+
     def write(self, path: str, data: bytes) -> None:
         with translate_storage_errors("write", path), self._filesystem.open_output_stream(path) as stream:
             stream.write(data)
@@ -119,6 +128,8 @@ class RemoteStorage:
         return self._digest(one) == self._digest(other)
 
     def _digest(self, path: str) -> bytes:
+        import hashlib  # 3 ms, which no local dataset should pay
+
         digest = hashlib.sha256()
         with translate_storage_errors("compare", path), self._filesystem.open_input_stream(path) as stream:
             while chunk := stream.read(_CHUNK):

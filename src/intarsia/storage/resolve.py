@@ -7,13 +7,15 @@ import posixpath
 import re
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
 from intarsia.common.log import redact
 from intarsia.common.paths import redact_path, refuse_sign_in, to_path_text, with_time_limit
+from intarsia.common.requests import find_base
+from intarsia.common.system import parse_file_url, to_slashes
 from intarsia.errors import InputError, NotSupported
 from intarsia.storage import azure, gcs, s3
 from intarsia.storage.objects import ObjectStorage
@@ -47,7 +49,7 @@ def open_storage(
     if not _URL.match(path):
         return PosixStorage(), _resolve_local(path)
     if urlsplit(path).scheme.lower() in ("file", "local"):
-        return PosixStorage(), _resolve_local(unquote(urlsplit(path).path))
+        return PosixStorage(), _resolve_local(parse_file_url(path))
     return _from_url(path, dict(storage_options or {}))
 
 
@@ -95,7 +97,7 @@ def _import_fsspec(url: str) -> Any:
 def _wrap_filesystem(filesystem: Any, path: str) -> tuple[Storage, str]:
     match _find_local_base(filesystem):
         case None:
-            storage, found = _open_remote(_as_pyarrow(filesystem)), _normalize_remote(path)
+            storage, found = _open_remote(find_base(_as_pyarrow(filesystem))), _normalize_remote(path)
             return storage, found.lstrip("/") if isinstance(storage, ObjectStorage) else found
         case base:
             return PosixStorage(), _resolve_local(posixpath.join(base, path.lstrip("/")) if base else path)
@@ -146,7 +148,7 @@ def _without_scheme(path: str) -> str:
 
 def _resolve_local(path: str) -> str:
     """The real path: two names of one directory must share one lock."""
-    return os.path.realpath(os.path.expanduser(path))
+    return to_slashes(os.path.realpath(os.path.expanduser(path)))
 
 
 def _normalize_remote(path: str) -> str:

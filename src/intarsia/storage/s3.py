@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import pyarrow.fs as pafs
 
 from intarsia.common.log import redact
+from intarsia.common.requests import S3_OPERATIONS, RequestCounter, RequestKind, is_s3fs, watch_botocore
 from intarsia.errors import StorageError
 from intarsia.storage.conditional import (
     Condition,
@@ -52,13 +53,13 @@ class Transport(Protocol):
 
     def call(self, method: str, **arguments: Any) -> dict[str, Any]: ...
 
-    def read(self, bucket: str, key: str) -> bytes: ...
+    def read(self, bucket: str, key: str, **arguments: Any) -> bytes: ...
 
 
 class BotocoreTransport:
     """A client of botocore, made from the settings of a PyArrow file system."""
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
+    def __init__(self, settings: Mapping[str, Any], counter: RequestCounter) -> None:
         import botocore.session
         from botocore import UNSIGNED
         from botocore.config import Config
@@ -99,11 +100,19 @@ class BotocoreTransport:
             config=Config(**config),
         )
 
+        watch_botocore(self._client, counter)
+
     def call(self, method: str, **arguments: Any) -> dict[str, Any]:
         return dict(getattr(self._client, method)(**arguments))
 
-    def read(self, bucket: str, key: str) -> bytes:
-        return bytes(self._client.get_object(Bucket=bucket, Key=key)["Body"].read())
+    def read(self, bucket: str, key: str, **arguments: Any) -> bytes:
+        from botocore.exceptions import HTTPClientError, IncompleteReadError
+
+        answer = self._client.get_object(Bucket=bucket, Key=key, **arguments)
+        try:
+            return bytes(answer["Body"].read())
+        except (HTTPClientError, IncompleteReadError):  # botocore asks again for an answer, not for its body
+            return bytes(self._client.get_object(Bucket=bucket, Key=key, **arguments)["Body"].read())
 
 
 def _assume_role(session: Any, settings: Mapping[str, Any]) -> None:
@@ -141,30 +150,63 @@ def _make_proxy_url(proxy: Mapping[str, Any]) -> str:
 class FsspecTransport:
     """The requests of s3fs itself, so that its session and its credentials are the ones used."""
 
-    def __init__(self, filesystem: Any) -> None:
-        self._filesystem = filesystem
+    def __init__(self, filesystem: Any, counter: RequestCounter) -> None:
+        self._filesystem, self._counter = filesystem, counter
         options = getattr(filesystem, "client_kwargs", None) or {}
         custom = getattr(filesystem, "endpoint_url", None) or options.get("endpoint_url")
         self.endpoint = str(custom or f"aws:{options.get('region_name') or ''}")
 
+    def _count(self, kind: RequestKind) -> None:
+        if is_s3fs(self._filesystem):
+            watch_botocore(self._filesystem.s3, self._counter)
+        else:
+            self._counter.add(kind)
+
     def call(self, method: str, **arguments: Any) -> dict[str, Any]:
+        self._count(S3_OPERATIONS.get(method.title().replace("_", ""), "GET"))
         return dict(self._filesystem.call_s3(method, **arguments))
 
-    def read(self, bucket: str, key: str) -> bytes:
-        return bytes(self._filesystem.cat_file(f"{bucket}/{key}"))
+    def read(self, bucket: str, key: str, **arguments: Any) -> bytes:
+        self._count("GET")
+        if not arguments:
+            return bytes(self._filesystem.cat_file(f"{bucket}/{key}"))
+        return _read_range(self._filesystem, bucket, key, **arguments)
 
 
-def find_client(filesystem: pafs.FileSystem) -> Callable[[], S3Client] | None:
+def _read_range(filesystem: Any, bucket: str, key: str, **arguments: Any) -> bytes:
+    """Some bytes of an object under a condition, which no method of s3fs itself does.
+
+    As its methods do, asks again where the answer breaks off.
+    """
+    from aiohttp import ClientError
+    from botocore.exceptions import HTTPClientError, IncompleteReadError, ResponseStreamingError
+    from fsspec.asyn import sync
+
+    async def read() -> bytes:
+        answer = await filesystem._call_s3("get_object", Bucket=bucket, Key=key, **arguments)
+        try:
+            async with answer["Body"] as body:
+                return bytes(await body.read())
+        except ClientError as error:
+            raise ResponseStreamingError(error=error) from error
+
+    try:
+        return bytes(sync(filesystem.loop, read))
+    except (HTTPClientError, IncompleteReadError):
+        return bytes(sync(filesystem.loop, read))
+
+
+def find_client(filesystem: pafs.FileSystem) -> Callable[[RequestCounter], S3Client] | None:
     """How to open a client as a file system does; None where it is not one of S3, or cannot be followed."""
     transport = _find_transport(filesystem)
     return None if transport is None else functools.partial(_open_client, transport)
 
 
-def _open_client(transport: Callable[[], Transport]) -> S3Client:
-    return S3Client(transport())
+def _open_client(transport: Callable[[RequestCounter], Transport], counter: RequestCounter) -> S3Client:
+    return S3Client(transport(counter))
 
 
-def _find_transport(filesystem: pafs.FileSystem) -> Callable[[], Transport] | None:
+def _find_transport(filesystem: pafs.FileSystem) -> Callable[[RequestCounter], Transport] | None:
     if filesystem.type_name == "s3":  # some builds of PyArrow lack the class
         if not _has_botocore():
             return None
@@ -216,6 +258,11 @@ class S3Client:
     def get(self, path: str) -> bytes:
         bucket, key = split_path(path)
         return self._guard("read", path, lambda: self._transport.read(bucket, key))
+
+    def get_range(self, path: str, start: int, size: int, tag: str | None) -> bytes:
+        bucket, key = split_path(path)
+        wanted = {"Range": f"bytes={start}-{start + size - 1}", **({} if tag is None else {"IfMatch": tag})}
+        return self._guard("read", path, lambda: self._transport.read(bucket, key, **wanted))
 
     def list_objects(self, prefix: str, *, most: int | None = None) -> Iterator[StoredObject]:
         for page in self._iterate_pages(prefix, MaxKeys=min(most or _PAGE, _PAGE)):

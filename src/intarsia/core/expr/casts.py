@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from intarsia.common.python_values import make_scalar
 from intarsia.common.types import is_uuid, parse_uuids
 from intarsia.core.expr.types import (
     BOOL,
@@ -212,7 +213,7 @@ def _from_text(value: Any, target: pa.DataType) -> Any:
 
 
 def _append_text(text: Any, tail: str) -> Any:
-    return pc.binary_join_element_wise(text, pa.scalar(tail, text.type), pa.scalar("", text.type))
+    return pc.binary_join_element_wise(text, make_scalar(tail, text.type), make_scalar("", text.type))
 
 
 def _to_text(value: Any) -> Any:

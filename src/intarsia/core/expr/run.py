@@ -172,6 +172,8 @@ def _compute(expr: Expr, compute: Callable[[], Value]) -> Value:
 def _make_hint(expr: Expr, reason: str) -> str | None:
     if "zero" in reason:
         return "exclude the zeros with a condition, or divide by nullif(x, 0)"
+    if "zone offset" in reason:
+        return "a time with an offset is an instant: timestamptz '...', or cast(... as timestamptz)"
     if isinstance(expr, Cast):
         return "try_cast gives NULL where a value does not fit"
     return "cast to a wider type first" if "overflow" in reason else None

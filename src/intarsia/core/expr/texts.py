@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable
 from typing import Any
@@ -179,9 +178,11 @@ def _make_regex(pattern: str, options: str) -> str:
 
 def make_digest(name: str) -> Callable[[Value], Value]:
     """A function that gives a hash as hexadecimal text; hashlib computes it once per distinct value."""
-    make: Any = getattr(hashlib, name)
 
     def run(value: Value) -> Value:
+        import hashlib  # 3 ms, which only these functions should pay
+
+        make: Any = getattr(hashlib, name)
         array = as_array(value)
         binary = (
             pa.large_binary()

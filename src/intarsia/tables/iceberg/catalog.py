@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from intarsia.common.paths import to_path_text
-from intarsia.errors import InputError, NotSupported, StorageError
+from intarsia.common.system import refuse_untried
+from intarsia.errors import InputError, IntarsiaError, NotSupported, StorageError
 from intarsia.tables.iceberg._pyiceberg import METADATA_ERRORS, find_unsupported_column, prepare_catalog
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def embedded_catalog(directory: str | os.PathLike[str], *, name: str = CATALOG_N
     try:
         warehouse = Path(directory).expanduser().resolve()
         _check_location(warehouse)
+        refuse_untried(str(warehouse))
         warehouse.mkdir(parents=True, exist_ok=True)
         return prepare_catalog(
             SqlCatalog(
@@ -253,6 +255,33 @@ def open_table(target: Any, catalog: Any = None) -> Table:
             hint="check the path; embedded_catalog(directory) makes a catalog.",
         )
     return load_table(open_catalog(catalog), target)
+
+
+def list_tables(catalog: Any) -> Iterator[tuple[str, ...]]:
+    """The identifiers of all tables of a catalog, namespace by namespace, in order.
+
+    Args:
+        catalog: as of :func:`open_catalog`.
+
+    Raises:
+        StorageError: the catalog cannot be listed.
+    """
+    opened = open_catalog(catalog)
+    try:
+        waiting = sorted(opened.list_namespaces(), reverse=True)
+        while waiting:
+            namespace = waiting.pop()
+            yield from sorted(opened.list_tables(namespace))
+            below = [one for one in opened.list_namespaces(namespace) if len(one) > len(namespace)]
+            waiting += sorted(below, reverse=True)
+    except IntarsiaError:
+        raise
+    except Exception as error:  # whatever the client of a catalog raises
+        raise StorageError(
+            f"Cannot list catalog {opened.name!r}: {type(error).__name__}: {error}",
+            errno=getattr(error, "errno", None),
+            path=opened.name,
+        ) from error
 
 
 def load_table(catalog: Catalog, identifier: str | tuple[str, ...]) -> Table:

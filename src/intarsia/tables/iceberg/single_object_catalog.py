@@ -37,6 +37,7 @@ from pyiceberg.typedef import EMPTY_DICT, Identifier, Properties
 
 from intarsia.common.log import get_logger
 from intarsia.common.paths import redact_path, to_path_text
+from intarsia.common.system import refuse_untried
 from intarsia.errors import InputError
 from intarsia.storage import open_storage
 from intarsia.storage.conditional import Unanswered
@@ -107,7 +108,9 @@ class ObjectCatalog(MetastoreCatalog):
             )
         self._warehouse = warehouse.rstrip("/")
         if "://" not in warehouse:
-            self._warehouse = f"file://{Path(warehouse).expanduser().resolve()}"
+            directory = Path(warehouse).expanduser().resolve()
+            refuse_untried(str(directory))
+            self._warehouse = f"file://{directory}"
         fixed = {"py-catalog-impl": IMPLEMENTATION, "warehouse": self._warehouse}
         super().__init__(name, **{**properties, **fixed})
         self._opened: CatalogObject | None = None

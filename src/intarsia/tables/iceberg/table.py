@@ -97,6 +97,7 @@ class IcebergTable:
         BranchState.of(self._table, branch, self._cache)
 
     commit_attempts = None  # a commit tries again by itself
+    requests = None  # PyIceberg sends some of them
 
     @staticmethod
     def of(

@@ -1,12 +1,14 @@
 """What no commit can do to a dataset, whoever else writes: asked by every commit, and by dry runs.
 
 Only the change and the state it was planned on are checked; no races, and no permissions, which a dry run
-does not need.
+does not need. Commits alone ask the file system whether it tells new directories apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import posixpath
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
 
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
@@ -14,11 +16,19 @@ import pyarrow.parquet as pq
 from intarsia.core.change import Change, StagedFile
 from intarsia.core.layout import read_elements
 from intarsia.core.snapshot import Snapshot
-from intarsia.errors import DamagedTable, InputError, NotSupported
+from intarsia.errors import DamagedTable, InputError, NotSupported, UnsafePath
+from intarsia.tables.parquet.control import Control
 from intarsia.tables.parquet.footers import read_footers
 from intarsia.tables.parquet.record import check_data_path, decides_metadata
 
-__all__ = ["check_batch", "check_change", "check_written", "is_recorded", "read_written"]
+__all__ = [
+    "check_batch",
+    "check_change",
+    "check_directory_names",
+    "check_written",
+    "is_recorded",
+    "read_written",
+]
 
 
 def is_recorded(change: Change, snapshot: Snapshot) -> bool:
@@ -107,3 +117,45 @@ def _check_columns(file: StagedFile, before: pq.FileMetaData, footer: pq.FileMet
             path=file.location or file.path,
             hint="nothing was changed; please report this with the file's schema.",
         )
+
+
+def check_directory_names(control: Control, added: Iterable[str]) -> None:
+    """Refuse directories of new files whose names the file system takes for others that are there.
+
+    Most disks of macOS and Windows take ``city=Bonn`` and ``city=BONN`` for one directory, and macOS also two
+    ways to write an umlaut: rows of one partition would then be read as those of the other.
+
+    Raises:
+        UnsafePath: two names differ in nothing that the file system heeds.
+    """
+    directories = {above for path in added for above in _list_directories(path)}
+    if not directories or not _folds_names(control):
+        return
+    found: dict[str, str] = {}
+    for parent in {posixpath.dirname(directory) for directory in directories}:
+        for name in control.storage.names(posixpath.join(control.root, parent)):
+            path = posixpath.join(parent, name)
+            found[_fold(path)] = path
+    for directory in sorted(directories):
+        other = found.setdefault(_fold(directory), directory)
+        if other != directory:
+            raise UnsafePath(
+                f"The file system of {control.root} takes the directories {directory} and {other} for one.",
+                path=control.root,
+                hint="give the values one spelling, or keep the dataset on a file system that heeds case",
+            )
+
+
+def _list_directories(path: str) -> list[str]:
+    parts = path.split("/")[:-1]
+    return ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
+
+
+def _folds_names(control: Control) -> bool:
+    """Whether the log's directory, which a writer has made, is found under another spelling as well."""
+    parent, name = posixpath.split(control.log)
+    return control.storage.atomic and control.storage.stat(f"{parent}/{name.upper()}") is not None
+
+
+def _fold(path: str) -> str:
+    return unicodedata.normalize("NFD", path).casefold()

@@ -19,9 +19,10 @@ import pyarrow.compute as pc
 
 import intarsia
 from intarsia.common.log import get_logger
-from intarsia.common.scratch import find_filesystem_type, is_network
+from intarsia.common.system import find_filesystem_type, is_network
 from intarsia.core.prune import read_bounds
 from intarsia.errors import SchemaMismatch, StorageError
+from intarsia.storage import Storage
 from intarsia.tables.parquet.control import Control
 from intarsia.tables.parquet.entries import KEY_SCHEMA, MANY_FILES
 from intarsia.tables.parquet.footer_store import (
@@ -50,8 +51,17 @@ _MOST_BYTES = 256 << 20
 _MOST_COLUMNS = 8
 _MOST_KINDS = 1000
 _KIND = COUNT_SCHEMA.get_field_index("kind")
+_LEAST_ON_STORES = 16
 _STALE = 0.05
 """The cache is written again when more than this share of the files is not in it."""
+
+
+def get_least_files(storage: Storage) -> int:
+    """How many files a dataset has at least that has a cache.
+
+    Reading it takes two requests to a store, and writing it two after a commit that makes it stale.
+    """
+    return MANY_FILES if storage.atomic else _LEAST_ON_STORES
 
 
 def load_cache(control: Control) -> KnownFooters | None:
@@ -91,7 +101,11 @@ def save_cache(control: Control, store: ParquetFooterStore, gone: Collection[str
     if not outdated and store.unread <= _STALE * len(store.files) and columns <= store.saved_columns:
         return
     kept = pc.and_(_find_trusted(store), pc.invert(pc.is_in(store.keys["path"], value_set=removed)))
-    few = len(store.files) < MANY_FILES or len(store.models) > _MOST_KINDS or not pc.any(kept).as_py()
+    few = (
+        len(store.files) < get_least_files(control.storage)
+        or len(store.models) > _MOST_KINDS
+        or not pc.any(kept).as_py()
+    )
     try:
         if not _is_possible(control):
             return

@@ -25,7 +25,7 @@ from intarsia.core.snapshot import DataFile
 from intarsia.errors import CommitConflict, DamagedTable
 from intarsia.storage import Storage
 from intarsia.tables.parquet.entries import KEY_SCHEMA, Located, LocatedFiles
-from intarsia.tables.parquet.footers import Footer, parse_footer, read_footers
+from intarsia.tables.parquet.footers import Footer, parse_footer, read_listed_footers
 from intarsia.tables.parquet.remote_footers import (
     JOB_FILES,
     REMOTE_FOOTERS,
@@ -290,7 +290,7 @@ class ParquetFooterStore:
             self.bounds[column] = ColumnBounds(bounds.dtype, _sort(table).combine_chunks(), missing)
 
     def _read(self, numbers: Sequence[int]) -> None:
-        read = read_footers(self._storage.filesystem, [self.files[number][1] for number in numbers])
+        read = read_listed_footers(self._storage, [self.files[number] for number in numbers])
         for number, footer in zip(numbers, read, strict=True):
             self.rows[number] = footer.num_rows
             self.row_groups[number] = footer.metadata.num_row_groups
@@ -326,7 +326,7 @@ class ParquetFooterStore:
             return
         files = [self.files[number] for number in numbers]
         try:
-            read = read_footers(self._storage.filesystem, [location for _, location in files])
+            read = read_listed_footers(self._storage, files)
         except FileNotFoundError as error:
             raise _make_conflict(f"A file was removed since it was listed: {error}") from error
         for number, (entry, location), footer in zip(numbers, files, read, strict=True):

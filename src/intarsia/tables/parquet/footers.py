@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from dataclasses import field as make_field
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -16,9 +18,12 @@ import pyarrow.parquet as pq
 from intarsia.common import thrift
 from intarsia.common.int96 import read_arrow_schema
 from intarsia.common.partitions import PARTITION_SCHEMA_KEY
-from intarsia.errors import DamagedTable, SchemaMismatch
-from intarsia.storage.port import as_storage_error
+from intarsia.common.requests import count_reads
+from intarsia.errors import DamagedTable, SchemaMismatch, StorageError
+from intarsia.storage.port import RandomAccess, Storage, as_storage_error
+from intarsia.tables.parquet.entries import Located
 
+T = TypeVar("T")
 _PROBE = 16
 _SLOW_SECONDS = 0.0005
 _THREADS = 32
@@ -87,30 +92,58 @@ def read_footers(filesystem: pafs.FileSystem, locations: Sequence[str]) -> list[
             can list again).
         StorageError: the store refused.
     """
+    return _read_each(lambda location: read_footer(filesystem, location), locations)
+
+
+def read_listed_footers(storage: Storage, files: Sequence[Located]) -> list[Footer]:
+    """The same of files that were listed: on a store, mostly one request for each, of the file's end.
+
+    Raises FileNotFoundError also where a file of a store was replaced since.
+    """
+    return _read_each(lambda file: read_listed_footer(storage, file), files)
+
+
+def read_listed_footer(storage: Storage, file: Located) -> Footer:
+    """The footer of one file that was listed; raises as :func:`read_listed_footers` does."""
+    entry, location = file
+    return _read_opened(location, lambda: storage.open_ranges(location, entry.size, entry.identity))
+
+
+def _read_each(read: Callable[[T], Footer], files: Sequence[T]) -> list[Footer]:
     started = time.perf_counter()
-    footers = [read_footer(filesystem, location) for location in locations[:_PROBE]]
-    rest = locations[_PROBE:]
+    footers = [read(file) for file in files[:_PROBE]]
+    rest = files[_PROBE:]
     if not rest:
         return footers
     if (time.perf_counter() - started) / len(footers) < _SLOW_SECONDS:
-        footers += [read_footer(filesystem, location) for location in rest]
+        footers += [read(file) for file in rest]
         return footers
     with ThreadPoolExecutor(min(_THREADS, len(rest)), "intarsia-footers") as pool:
-        footers += pool.map(lambda location: read_footer(filesystem, location), rest)
+        footers += pool.map(read, rest)
     return footers
 
 
 def read_footer(filesystem: pafs.FileSystem, location: str) -> Footer:
-    """The footer of one file; raises as :func:`read_footers` does.
+    """The footer of one file; raises as :func:`read_footers` does."""
 
-    The bytes are checked before pyarrow's metadata object is handed out: asked for an encrypted
+    def open_file() -> pa.NativeFile:
+        count_reads(filesystem)
+        return filesystem.open_input_file(location)
+
+    return _read_opened(location, open_file)
+
+
+def _read_opened(location: str, open_file: Callable[[], AbstractContextManager[RandomAccess]]) -> Footer:
+    """The bytes are checked before pyarrow's metadata object is handed out: asked for an encrypted
     column, or for a codec it does not know, that object ends the process instead of raising.
     """
     try:
-        with filesystem.open_input_file(location) as file:
+        with open_file() as file:
             raw = _read_footer_bytes(file)
         return parse_footer(raw)
     except FileNotFoundError:
+        raise
+    except StorageError:
         raise
     except SchemaMismatch as error:
         said = f"{location} cannot be read: {error.message}."
@@ -145,7 +178,7 @@ def strip_values(raw: bytes) -> bytes:
     return encoded + len(encoded).to_bytes(4, "little") + b"PAR1"
 
 
-def _read_footer_bytes(file: pa.NativeFile) -> bytes:
+def _read_footer_bytes(file: RandomAccess) -> bytes:
     """The footer with its length and the final magic number, mostly in one read."""
     size = file.size()
     tail: bytes = file.read_at(min(size, _TAIL), max(0, size - _TAIL))

@@ -29,6 +29,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 
 from intarsia.common.log import get_logger
+from intarsia.common.system import refuse_untried
 from intarsia.errors import CommitConflict, CommitUnknown, InputError, IntarsiaError, StorageError
 from intarsia.storage import Storage
 from intarsia.tables.parquet.control import Control, LogState
@@ -69,6 +70,8 @@ class Journal:
         On leaving, a control directory in which nothing was ever committed is removed again.
         """
         storage, control = self.storage, self.control
+        if storage.atomic:
+            refuse_untried(control.root)
         made = self._make_control()
         self._made.update(made)
         try:

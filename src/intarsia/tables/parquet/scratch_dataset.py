@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow.fs as pafs
 
+from intarsia.common.requests import Requests
 from intarsia.core.change import Change, Committed, Staging, make_transaction_id
 from intarsia.core.file_table import FileTuple
 from intarsia.core.partitioner import PartitionDirectories
@@ -60,6 +61,10 @@ class ScratchDataset:
         return self._base.workspace
 
     commit_attempts = None  # nobody else writes here
+
+    @property
+    def requests(self) -> Requests | None:
+        return self._base.requests
 
     def snapshot(self) -> Snapshot:
         """The dataset's state when the dry run began, with the changes since."""

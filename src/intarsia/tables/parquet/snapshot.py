@@ -28,10 +28,10 @@ from intarsia.core.spark_metadata import join_spark_schemas
 from intarsia.errors import CommitConflict, DamagedTable, StorageError
 from intarsia.storage import FileEntry, StatFile, Storage
 from intarsia.tables.parquet.control import Control, LogState, Tombstone, find_resurrected
-from intarsia.tables.parquet.entries import MANY_FILES, EntryTable, Located, LocatedFiles
-from intarsia.tables.parquet.footer_cache import drop_cache, load_cache, save_cache
+from intarsia.tables.parquet.entries import EntryTable, Located, LocatedFiles
+from intarsia.tables.parquet.footer_cache import drop_cache, get_least_files, load_cache, save_cache
 from intarsia.tables.parquet.footer_store import ParquetFooterStore, make_file_table
-from intarsia.tables.parquet.footers import Footer, collect_schemas, read_footers
+from intarsia.tables.parquet.footers import Footer, collect_schemas, read_listed_footers
 from intarsia.tables.parquet.listing import Listing, list_data_files
 from intarsia.tables.parquet.record import DatasetMetadata, FileAdd, Record
 
@@ -69,7 +69,7 @@ class Footers:
 
     def of(self, storage: Storage, files: Sequence[Located], *, listed_ns: int = 0) -> FooterSet:
         """The footers of files that were listed at a time, or later."""
-        if len(files) < MANY_FILES or self._control is None:
+        if self._control is None or len(files) < get_least_files(storage):
             self._store = None
             return FooterSet.of(self._read_few(storage, files))
         before = self._store
@@ -109,7 +109,7 @@ class Footers:
 
     def _read_few(self, storage: Storage, files: Sequence[Located]) -> list[Footer]:
         wanted = [(entry, location) for entry, location in files if not self._has(entry)]
-        read = read_footers(storage.filesystem, [location for _, location in wanted])
+        read = read_listed_footers(storage, wanted)
         for (entry, _), footer in zip(wanted, read, strict=True):
             self._known[entry.path] = (entry, footer)
         if len(self._known) > len(files):

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import intarsia
 from intarsia.common.log import get_logger
 from intarsia.common.paths import redact_path
+from intarsia.common.requests import Requests, count_upload_parts
 from intarsia.core.change import Change, Committed, StagedFile, Staging, make_transaction_id
 from intarsia.core.file_table import find_unknown
 from intarsia.core.history import CommitInfo, History
@@ -28,7 +29,13 @@ from intarsia.core.restoration import Restoration
 from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.errors import CommitConflict, DamagedTable, InputError, NotSupported, StorageError
 from intarsia.storage import FileEntry, ObjectStorage, Storage, open_storage
-from intarsia.tables.parquet.checks import check_change, check_written, is_recorded, read_written
+from intarsia.tables.parquet.checks import (
+    check_change,
+    check_directory_names,
+    check_written,
+    is_recorded,
+    read_written,
+)
 from intarsia.tables.parquet.control import Control, is_slot
 from intarsia.tables.parquet.entries import EntryTable, Located
 from intarsia.tables.parquet.footers import Footer
@@ -124,6 +131,10 @@ class ParquetTable:
     def commit_attempts(self) -> int | None:
         """How often an operation is planned again when another writer came first; None for as usual."""
         return _ATTEMPTS_WITHOUT_LOCK if self.storage.conditional else None
+
+    @property
+    def requests(self) -> Requests | None:
+        return self.storage.requests
 
     def try_store(self) -> str | None:
         """Why writers cannot be kept from one another's way on this store; None where they can.
@@ -443,11 +454,13 @@ class ParquetTransaction:
 
     def _read_staged(self, change: Change) -> list[pq.FileMetaData]:
         try:
-            return read_written(self.storage.filesystem, change.written)
+            footers = read_written(self.storage.filesystem, change.written)
         except FileNotFoundError as error:
             raise DamagedTable(
                 f"A staged file is gone: {error}", path=self._directory, txid=self.txid
             ) from error
+        count_upload_parts(self.storage.filesystem, [file.size for file in change.written])
+        return footers
 
     def _make_record(self, change: Change) -> Record:
         names = (f"{number:05d}.part" for number in itertools.count())
@@ -523,6 +536,7 @@ class ParquetTransaction:
                     f"Another writer has added {len(appeared)} file(s) to {self.snapshot.root}, "
                     f"such as {appeared[0]}, since it was read."
                 )
+        check_directory_names(self._table.control, [file.path for file in change.added])
         for directory in {posixpath.dirname(f"{self._root}/{path}") for path in touched}:
             self.storage.check_writable(directory)
             if not self.storage.can_move(directory, self._directory):
