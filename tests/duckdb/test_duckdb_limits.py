@@ -83,7 +83,7 @@ def test_rows_are_found_and_sorted_by_duckdb(tmp_path, make_dataset, monkeypatch
     def refused(*_: Any, **__: Any) -> Any:
         raise AssertionError("PyArrow does it")
 
-    for name in ("match.MergeMatcher.scan", "local.find_predicate_hits", "local.match_duplicates"):
+    for name in ("match.MergeMatcher.scan", "local.find_predicate_hits", "duplicates.match_duplicates"):
         monkeypatch.setattr(f"intarsia.kernel.{name}", refused)
     monkeypatch.setattr("intarsia.kernel.optimize._SortTask.write", refused)
     source = TABLE.set_column(1, "s", pa.array(["x"] * TABLE.num_rows))

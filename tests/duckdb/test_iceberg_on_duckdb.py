@@ -239,7 +239,7 @@ def test_rows_are_matched_and_ordered_by_duckdb(twins: Twins, monkeypatch: pytes
     def refused(*_: Any, **__: Any) -> Any:
         raise AssertionError("PyArrow does it")
 
-    for name in ("match.MergeMatcher.scan", "local.find_predicate_hits", "local.match_duplicates"):
+    for name in ("match.MergeMatcher.scan", "local.find_predicate_hits", "duplicates.match_duplicates"):
         monkeypatch.setattr(f"intarsia.kernel.{name}", refused)
     monkeypatch.setattr("intarsia.kernel.optimize._SortTask.write", refused)
     for name, target in zip(names, targets, strict=True):

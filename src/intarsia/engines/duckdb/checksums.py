@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from intarsia.common.int96 import read_arrow_schema
+from intarsia.common.requests import count_reads
 from intarsia.common.thrift import Struct, get, read_struct
 from intarsia.core.snapshot import DataFile
 from intarsia.engines.duckdb.scan import find_physical_names
@@ -49,8 +51,9 @@ def verify(
     columns = None if columns is None else find_physical_names(file, columns)
     try:
         with filesystem.open_input_file(file.location) as handle:
+            count = partial(count_reads, filesystem)
             for group in wanted:
-                for column in _find_suspected(handle, footer, group, columns):
+                for column in _find_suspected(handle, footer, group, columns, count):
                     _decode(file, filesystem, group, column)
     except IntarsiaError:
         raise
@@ -75,13 +78,17 @@ def verify_each(
 
 
 def _find_suspected(
-    handle: pa.NativeFile, footer: pq.FileMetaData, group: int, columns: Collection[str] | None
+    handle: pa.NativeFile,
+    footer: pq.FileMetaData,
+    group: int,
+    columns: Collection[str] | None,
+    count: Callable[[], None],
 ) -> Iterator[str]:
     """The columns of a row group with a page that differs from its checksum, or is no page."""
     meta = footer.row_group(group)
     for number in range(meta.num_columns):
         chunk = meta.column(number)
-        pages = _Pages(handle, chunk)
+        pages = _Pages(handle, chunk, count)
         if number == 0 and not pages.has_checksums():
             return
         column = chunk.path_in_schema
@@ -106,6 +113,8 @@ class _Pages:
 
     handle: pa.NativeFile
     chunk: pq.ColumnChunkMetaData
+    count: Callable[[], None]
+    """Called whenever a window is read."""
     _ahead: int = 0
     _start: int = 0
     _held: memoryview = field(default_factory=lambda: memoryview(b""), repr=False)
@@ -165,6 +174,7 @@ class _Pages:
         """``size`` bytes from an offset on; fewer at the end of the chunk."""
         size = min(size, self._end - at)
         if not self._start <= at <= at + size <= self._start + len(self._held):
+            self.count()
             self.handle.seek(at)
             read = self.handle.read_buffer(max(size, min(self._ahead, self._end - at)))
             self._start, self._held = at, memoryview(read).cast("B")

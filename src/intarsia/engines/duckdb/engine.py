@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from typing import Any
 import duckdb
 
 from intarsia.common.arrow import SPOOL_BYTES, ingest
+from intarsia.common.paths import get_local_path
 from intarsia.common.source import IngestedSource
 from intarsia.core.change import Matches, Staged
 from intarsia.core.intent import (
@@ -118,12 +120,14 @@ class DuckDBEngine:
     def match(self, execution: Execution) -> Matches:
         """Which rows change; writes nothing."""
         with self._use_session(execution.prepared) as session, name_damaged_file(execution.plan):
+            session.restrict(_find_directories(execution.plan))
             return self._match(execution, session)
 
     def stage(self, execution: Execution, matches: Matches) -> Staged:
         """DuckDB sorts where rows are to be in order; the kernel writes the files."""
         plan = execution.plan
         with self._use_session(execution.prepared) as session, name_damaged_file(plan):
+            session.restrict(_find_directories(plan))
             if not isinstance(plan.intent, OptimizeIntent) or explain_unsupported_optimize(plan) is not None:
                 return stage_files(execution, matches, self._compute_resources(session))
             every = [(file, None) for group in plan.groups for file in group.files]
@@ -205,6 +209,27 @@ def _find_drops(execution: Execution, intent: OptimizeIntent, session: Session) 
         progress=execution.progress,
         files=[file for group in plan.groups for file in group.files],
     )
+
+
+def _find_directories(plan: Plan) -> set[str]:
+    """The local directories below which the files of a plan are.
+
+    That of the dataset, for files whose place there is their path; else what is above partitions.
+    """
+    found: set[str] = set()
+    grouped = (file for group in plan.groups for file in group.files)
+    for file in itertools.chain((item.file for item in plan.touched), grouped):
+        place = get_local_path(plan.snapshot.filesystem, file.location)
+        if place is None:
+            continue
+        if place.endswith(f"/{file.path}"):
+            found.add(place.removesuffix(f"/{file.path}"))
+            continue
+        above = os.path.dirname(place)
+        while "=" in os.path.basename(above):
+            above = os.path.dirname(above)
+        found.add(above)
+    return found
 
 
 def _note_arrow(what: str, reason: str) -> str:

@@ -118,6 +118,7 @@ class QueryRun:
             self._session = Session(memory_bytes=memory_bytes)
             self._stack.callback(self._session.close)
             sql = f"{self._select_tables(tables)}SELECT * FROM ({text}\n)"
+            self._session.restrict()
             given = dict(params) or None
             try:
                 self._reader = self._session.open_reader(sql, BATCH_ROWS, params=given, project=self._project)

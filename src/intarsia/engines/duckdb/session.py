@@ -7,7 +7,7 @@ import os
 import re
 import threading
 import uuid
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -18,11 +18,16 @@ import pyarrow.fs as pafs
 
 from intarsia.common.log import redact
 from intarsia.common.paths import get_local_path
+from intarsia.common.requests import count_reads
 from intarsia.common.scratch import Mark, make_private_base, mark, remove_directory, sweep
-from intarsia.engines.duckdb.sql import quote, quote_path
+from intarsia.engines.duckdb.sql import quote, quote_list, quote_path, quote_text
 from intarsia.errors import DamagedTable, InputError, IntarsiaError, NotSupported, StorageError
 
 BATCH_ROWS = 1 << 18
+_TABLE = "table"
+"""The directory of a file system that DuckDB is given; what has none cannot be allowed."""
+_KEPT_FILESYSTEMS = 16
+"""As many may come after an instance was restricted; a plan has the table's one."""
 LEAST_BYTES = 128 << 20
 """Of an instance: what DuckDB needs for few rows, such as between 24 and 64 MiB to sort by a curve, twice."""
 
@@ -51,6 +56,10 @@ class Session:
         self._filesystems: dict[int, tuple[str, Any]] = {}
         self._guard = threading.Lock()
         self._closed = False
+        self._restricted = False
+        self._named: set[str] = set()
+        """Local directories of files that were to be read."""
+        self._protocols = [f"intarsia{uuid.uuid4().hex}" for _ in range(_KEPT_FILESYSTEMS)]
         self._database = f"intarsia_{uuid.uuid4().hex}"
         try:
             if connection is None:
@@ -85,6 +94,28 @@ class Session:
                 "SET GLOBAL TimeZone = 'UTC'"
             )  # not the machine's: days begin in UTC on every engine
         return opened
+
+    def restrict(self, directories: Iterable[str] = ()) -> None:
+        """Let an instance of our own reach nothing but some local directories and the table's file system.
+
+        Those given, and those of the files that were named so far. To be called before a file is read; from
+        then on nothing of it can be changed. Idempotent. On the caller's connection nothing is done: its
+        settings are the caller's.
+        """
+        if self._own is None or self._restricted:
+            return
+        reached = [*directories, *self._named, *(f"{protocol}://{_TABLE}" for protocol in self._protocols)]
+        allowed = {sql for place in reached for sql in (quote_text(place), quote_path(place))}
+        with _translate_errors():
+            self._own.execute(f"SET allowed_directories = {quote_list(sorted(allowed))}")
+            self._own.execute("SET enable_external_access = false")
+            self._own.execute("SET lock_configuration = true")
+        self._restricted = True
+
+    @property
+    def restricted(self) -> bool:
+        """Whether the files that it reaches are settled."""
+        return self._restricted
 
     @property
     def connection(self) -> Any:
@@ -177,23 +208,26 @@ class Session:
     def _make_address(self, filesystem: pafs.FileSystem, location: str) -> str:
         local = get_local_path(filesystem, location)
         if local is not None:
+            self._named.add(os.path.dirname(local))
             return local
         with self._guard:
             if id(filesystem) not in self._filesystems:
-                protocol = f"intarsia{uuid.uuid4().hex}"
+                if len(self._filesystems) == len(self._protocols):  # a query may read many tables
+                    self._protocols.append(f"intarsia{uuid.uuid4().hex}")
+                protocol = self._protocols[len(self._filesystems)]
                 with _translate_errors():
                     self._cursor.register_filesystem(wrap_filesystem(filesystem, protocol))
                 self._filesystems[id(filesystem)] = (protocol, filesystem)
             protocol, _ = self._filesystems[id(filesystem)]
-        return f"{protocol}://{location}"
+        return f"{protocol}://{_TABLE}/{location}"
 
     @contextmanager
     def fork(self) -> Iterator[Session]:
         """The same session with a cursor of its own, for another thread."""
         other = object.__new__(Session)
-        for each in ("_database", "_filesystems", "_guard", "_collation"):
+        for each in ("_database", "_filesystems", "_guard", "_collation", "_protocols", "_named"):
             setattr(other, each, getattr(self, each))
-        other._own, other._temporary, other._closed = None, None, True
+        other._own, other._temporary, other._closed, other._restricted = None, None, True, True
         other._cursor = _open_cursor(self._cursor, self._collation)
         try:
             yield other
@@ -355,6 +389,20 @@ def _to_own_error(error: duckdb.Error) -> IntarsiaError:
     return NotSupported(f"DuckDB cannot do this: {said}", hint='use engine="arrow".')
 
 
+class _CountedStream:
+    """An open file that is read by ranges, each of which is a request."""
+
+    def __init__(self, stream: pa.NativeFile, filesystem: pafs.FileSystem) -> None:
+        self._stream, self._filesystem = stream, filesystem
+
+    def read(self, size: int | None = None) -> bytes:
+        count_reads(self._filesystem)
+        return bytes(self._stream.read(size))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 def wrap_filesystem(filesystem: pafs.FileSystem, protocol: str) -> Any:
     """The file system under a protocol of its own; raises NotSupported without fsspec."""
     try:
@@ -375,10 +423,12 @@ def wrap_filesystem(filesystem: pafs.FileSystem, protocol: str) -> Any:
 
         @classmethod
         def _strip_protocol(cls, path: str) -> str:
-            return path.removeprefix(f"{protocol}://")
+            return path.removeprefix(f"{protocol}://{_TABLE}/")
 
         def _open(self, path: str, mode: str = "rb", **_: Any) -> Any:
-            return wrapped.open(self._strip_protocol(path), mode)
+            opened = wrapped.open(self._strip_protocol(path), mode)
+            opened.stream = _CountedStream(opened.stream, filesystem)
+            return opened
 
         def glob(self, path: str, **_: Any) -> list[str]:
             """The file itself: names are escaped, so that brackets hold one literal character."""

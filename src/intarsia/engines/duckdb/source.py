@@ -41,6 +41,10 @@ class DuckSource(IngestedSource):
 
     @property
     def session(self) -> Session:
+        """That of a plan; another one for the next plan, where it reaches the files of the first alone."""
+        if self._session is not None and self._session.restricted:
+            self._session.close()
+            self._session = None
         if self._session is None:
             self._session = self._make()
         return self._session
