@@ -301,8 +301,6 @@ say("usable")
 def test_ctrl_c_ends_an_operation_on_a_connect_server(
     server: str, tmp_path: Path, leftovers: Any, rows: Any, operation: str, step: str
 ) -> None:
-    if not FULL and operation in ("write", "update"):
-        pytest.skip("make spark runs it")
     ids = range(300_000)
     it.write(
         pa.table({"id": ids, "a": [str(n) for n in ids]}),

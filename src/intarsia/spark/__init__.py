@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from intarsia.common.lazy import make_lazy_names as _lazily
 
 if TYPE_CHECKING:
+    from intarsia.spark.class_archive import archive_classes
     from intarsia.spark.java import Java, find_java, prepare_environment
     from intarsia.spark.session import (
         active_session,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Java": "intarsia.spark.java",
     "active_session": "intarsia.spark.session",
+    "archive_classes": "intarsia.spark.class_archive",
     "connect_session": "intarsia.spark.session",
     "find_java": "intarsia.spark.java",
     "local_session": "intarsia.spark.session",
@@ -39,6 +41,7 @@ _HOMES = {
 __all__ = [
     "Java",
     "active_session",
+    "archive_classes",
     "connect_session",
     "find_java",
     "local_session",

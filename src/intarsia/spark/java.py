@@ -23,6 +23,7 @@ from intarsia.errors import NotSupported
 __all__ = [
     "OLDEST",
     "Java",
+    "find_cache",
     "find_java",
     "find_launcher_home",
     "is_under_spark_submit",
@@ -128,6 +129,12 @@ def prepare_environment(
         log.info("Spark starts with Java %s of %s (%s).", java.version, java.origin, java.home)
         environ["JAVA_HOME"] = home
     return java
+
+
+def find_cache(environ: Mapping[str, str]) -> Path | None:
+    """The directory of this user for what can be made again; None where the environment names none."""
+    cache = environ.get("XDG_CACHE_HOME") or (environ.get("HOME") and f"{environ['HOME']}/.cache")
+    return Path(cache, "intarsia") if cache and os.path.isabs(cache) else None
 
 
 def is_under_spark_submit(environ: Mapping[str, str] | None = None) -> bool:
@@ -240,9 +247,9 @@ def _parse_major(version: str) -> int:
 
 def _iterate_private_directories(environ: Mapping[str, str]) -> Iterator[Path]:
     """Directories for scripts that nobody else can change; the last is removed when the process ends."""
-    cache = environ.get("XDG_CACHE_HOME") or (environ.get("HOME") and f"{environ['HOME']}/.cache")
-    if cache and os.path.isabs(cache):
-        yield Path(cache, "intarsia", "java")
+    cache = find_cache(environ)
+    if cache is not None:
+        yield cache / "java"
     made = tempfile.mkdtemp(prefix="intarsia-java-")
     atexit.register(shutil.rmtree, made, ignore_errors=True)
     yield Path(made)

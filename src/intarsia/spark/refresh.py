@@ -11,6 +11,7 @@ from urllib.parse import unquote
 import pyarrow.fs as pafs
 
 from intarsia.common.log import get_logger, redact
+from intarsia.common.requests import find_base
 from intarsia.spark.catalog import ICEBERG_CATALOGS, normalize_location, quote_name
 from intarsia.spark.errors import is_interrupt, list_spark_error_types, summarize_error
 from intarsia.spark.session import Session, active_session, is_connect
@@ -70,7 +71,7 @@ def _list_spark_paths(table: Any) -> list[str]:
         return [f"file://{path}"]
     scheme, given, _ = table.root.partition("://")
     if not given:  # a path on a file system that was passed
-        scheme = filesystem.type_name
+        scheme = find_base(filesystem).type_name
     schemes = {"s3": ("s3a", "s3"), "s3a": ("s3a", "s3"), "gcs": ("gs",), "gs": ("gs",)}
     if scheme in schemes:
         return [f"{one}://{path}" for one in schemes[scheme]]

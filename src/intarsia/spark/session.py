@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from intarsia.common.log import get_logger, redact
 from intarsia.errors import InputError, NotSupported, StorageError
+from intarsia.spark import class_archive
 from intarsia.spark.java import is_under_spark_submit, prepare_environment
 
 __all__ = [
@@ -83,10 +84,9 @@ def local_session(
     if found is not None:
         return found
     given = _format_settings(config)
-    options = " ".join(
-        filter(None, (_make_quiet_log_option(), given.pop("spark.driver.extraJavaOptions", None)))
-    )
-    prepare_environment()
+    java = prepare_environment()
+    own = given.pop("spark.driver.extraJavaOptions", None)
+    options = " ".join(filter(None, (_make_quiet_log_option(), class_archive.make_options(java), own)))
     settings = {**_make_local_settings(master), **given, "spark.master": master}
     if options:
         settings["spark.driver.extraJavaOptions"] = options

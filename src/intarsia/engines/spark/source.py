@@ -19,6 +19,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from intarsia.common.arrow import IngestedSource
 from intarsia.common.exact import to_utc_schema, with_zones
+from intarsia.common.locks import remove_lock, try_lock, unlock
 from intarsia.common.log import cleanup, get_logger, redact
 from intarsia.common.paths import with_time_limit
 from intarsia.common.rows import tidy, tidy_schema
@@ -29,9 +30,8 @@ from intarsia.common.scratch import (
     mark,
     remove_directory,
     sweep,
-    try_flock,
-    unlock,
 )
+from intarsia.common.system import to_slashes
 from intarsia.core.snapshot import Snapshot
 from intarsia.core.spark_metadata import to_stored_schema
 from intarsia.engines.spark.tasks import TaskRunner, make_unreachable_error, write_error
@@ -136,13 +136,17 @@ def _remove_idle_lock(control: str) -> None:
     if os.listdir(control) != ["lock"]:
         return
     lock = os.path.join(control, "lock")
-    descriptor = try_flock(lock)
+    descriptor = try_lock(lock)
     if descriptor is None:  # somebody is at work
         return
     try:
-        if os.listdir(control) == ["lock"]:
-            os.remove(lock)
-    finally:
+        alone = os.listdir(control) == ["lock"]
+    except OSError:
+        unlock(descriptor)
+        raise
+    if alone:
+        remove_lock(descriptor, lock)
+    else:
         unlock(descriptor)
 
 
@@ -264,7 +268,7 @@ def _find_parents(filesystem: pafs.FileSystem, spools: str) -> tuple[str, ...]:
 
 def _open_directory(where: str) -> tuple[pafs.FileSystem, str]:
     if "://" not in where:
-        return pafs.LocalFileSystem(), os.path.abspath(where)
+        return pafs.LocalFileSystem(), to_slashes(os.path.abspath(where))
     try:
         filesystem, path = pafs.FileSystem.from_uri(with_time_limit(where))
     except (pa.ArrowInvalid, OSError) as error:

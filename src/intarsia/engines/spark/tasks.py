@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 from pyspark import cloudpickle
 
+from intarsia.common.requests import give_counts, take_counts
 from intarsia.errors import IntarsiaError, StorageError
 from intarsia.spark.collect import collect
 from intarsia.spark.errors import explain_refusal
@@ -30,8 +31,11 @@ J = TypeVar("J")
 R = TypeVar("R")
 TASK_BYTES = 256 << 20
 """Maximum bytes per task for which one task per core is enough; more bytes get more tasks than cores."""
-RESULT = "job long, ok boolean, payload binary"
-_SCHEMA = pa.schema([("job", pa.int64()), ("ok", pa.bool_()), ("payload", pa.binary())])
+RESULT = "job long, ok boolean, payload binary, requests binary"
+_SCHEMA = pa.schema(
+    [("job", pa.int64()), ("ok", pa.bool_()), ("payload", pa.binary()), ("requests", pa.binary())]
+)
+"""``requests`` is what was sent to a store meanwhile, so that the driver knows of it."""
 
 
 def serialize(value: Any) -> bytes:
@@ -160,14 +164,19 @@ def _run_job(number: int, call: Callable[[], Any]) -> pa.RecordBatch:
 
 def _make_result_row(number: int, ok: bool, value: Any) -> pa.RecordBatch:
     payload = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
-    return pa.RecordBatch.from_arrays(
-        [pa.array([number], pa.int64()), pa.array([ok]), pa.array([payload], pa.binary())], schema=_SCHEMA
+    counted = take_counts()
+    row = {"job": [number], "ok": [ok], "payload": [payload]}
+    return pa.RecordBatch.from_pydict(
+        {**row, "requests": [pickle.dumps(counted) if counted else None]}, schema=_SCHEMA
     )
 
 
 def _check_errors(rows: pa.Table) -> pa.Table:
-    """The rows, unless one of them is an error."""
-    failed = [(job, payload) for job, ok, payload in zip(*rows.to_pydict().values(), strict=True) if not ok]
+    """The rows, unless one of them is an error; what they have sent to a store is counted."""
+    for counted in rows["requests"].drop_null().to_pylist():
+        give_counts(deserialize(counted))
+    columns = rows.select(["job", "ok", "payload"]).to_pydict().values()
+    failed = [(job, payload) for job, ok, payload in zip(*columns, strict=True) if not ok]
     if failed:
         raise explain_refusal(deserialize(min(failed)[1]))
     return rows
