@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
@@ -14,6 +13,7 @@ import pyarrow.fs as pafs
 from intarsia.common.arrow import SPOOL_BYTES
 from intarsia.common.lazy import import_optional
 from intarsia.common.source import IngestedSource
+from intarsia.common.system import read_physical_memory
 from intarsia.core.intent import DeduplicateIntent, Intent, MergeIntent, OptimizeIntent
 from intarsia.core.plan import Plan
 from intarsia.core.ports import Engine, Table
@@ -327,7 +327,7 @@ _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_b
 
 def read_memory_total() -> int:
     """Bytes of memory: of the machine, or of the container where that has less."""
-    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    found = [read_physical_memory()]
     for place in _LIMITS:
         try:
             with open(place, encoding="ascii") as file:

@@ -50,6 +50,10 @@ def test_a_merge_on_arrow_loads_no_other_engine_and_no_pictures(tmp_path: Path) 
         loaded & {"duckdb", "pyspark", "pyiceberg", "sqlglot", "rich", "click", "importlib.metadata"} == set()
     )
     assert loaded & {"intarsia.show.svg", "intarsia.show.html", "intarsia.show.text"} == set()
+    assert {
+        f"intarsia.kernel.{name}" for name in ("duplicates", "optimize", "sort", "spill")
+    } & loaded == set()
+    assert loaded & {"email.utils", "difflib"} == set()
 
 
 @pytest.mark.parametrize(
@@ -59,12 +63,19 @@ def test_a_merge_on_arrow_loads_no_other_engine_and_no_pictures(tmp_path: Path) 
         "intarsia.merge(source, target, on=['n', 'id'], strategy='insert')",
         "intarsia.merge(source, daily, on=['day', 'id'])",
         'intarsia.delete(target, "id > 1 and v = 2.5")',
+        "intarsia.delete(target, \"price >= 1.50 and day < date '2026-01-02'\")",
+        "intarsia.delete(target, \"at > timestamptz '2026-01-01 00:00:00+02:00'\")",
         "intarsia.compact(target, target_mb_per_file=128)",
         "intarsia.optimize(target, by=['n', 'id'], target_rows_per_file=2)",
     ],
 )
 def test_operations_on_files_load_no_pandas(call: str, tmp_path: Path) -> None:
     rows = pa.table({"id": [1, 2, 3], "n": ["a", "b", "c"], "v": [1.5, 2.5, None]})
+    if "delete" in call:
+        days, cents = pa.array([20453, 20454, 20455], pa.int32()), pa.array([1, 2, None], pa.int64())
+        rows = rows.append_column("day", days.cast(pa.date32()))
+        rows = rows.append_column("at", cents.cast(pa.timestamp("us", "UTC")))
+        rows = rows.append_column("price", cents.cast(pa.decimal128(21, 2)))
     day = pa.array(["x", "y", "x"])
     source = rows.append_column("day", day) if "daily" in call else rows
     pq.write_table(source.slice(0, 2), tmp_path / "source.parquet")

@@ -136,6 +136,7 @@ def test_an_expression_means_what_it_means_in_duckdb(text: str, duck: duckdb.Duc
         ("cast(f as int)", "nan"),
         ("cast(d as decimal(4, 2))", "99999999.99|precision|fit"),
         ("cast(1e300 as float)", "too large"),
+        ("timestamp '2026-11-02 00:00:00+00:00'", "zone offset.*timestamptz"),
     ],
 )
 def test_what_does_not_fit_raises_with_the_expression_and_the_reason(text: str, part: str) -> None:

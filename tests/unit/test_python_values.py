@@ -30,8 +30,23 @@ VALUES: list[tuple[list[Any], pa.DataType]] = [
     ([None, None], pa.string()),
     ([], pa.int64()),
     ([], pa.list_(pa.int8())),
-    ([datetime.date(2025, 1, 1), None], pa.date32()),
-    ([decimal.Decimal("1.50"), None], pa.decimal128(5, 2)),
+    ([datetime.date(2025, 1, 1), None, 5, -1, datetime.date(1, 1, 1)], pa.date32()),
+    ([datetime.datetime(2025, 1, 1, 12)], pa.date32()),
+    ([5, None, -(2**63)], pa.timestamp("us")),
+    ([5, None, -1], pa.timestamp("ns", "America/New_York")),
+    ([5, None, -1], pa.duration("s")),
+    ([5, None], pa.time32("s")),
+    (
+        [decimal.Decimal("1.50"), None, decimal.Decimal("-999.99"), decimal.Decimal("-0.00")],
+        pa.decimal128(5, 2),
+    ),
+    ([decimal.Decimal("1.000"), decimal.Decimal("1e2"), decimal.Decimal("0E-9")], pa.decimal128(5, 1)),
+    ([decimal.Decimal("1e37"), decimal.Decimal("-9" * 1 + "9" * 37)], pa.decimal128(38, 0)),
+    ([decimal.Decimal("1200"), None], pa.decimal128(5, -2)),
+    *(
+        ([decimal.Decimal("1.5"), None, decimal.Decimal("-7")], kind(9, 2))
+        for kind in (pa.decimal128, pa.decimal256)
+    ),
     ([[1], None], pa.list_(pa.int8())),
     (["a", "b", None], pa.dictionary(pa.int8(), pa.string())),
 ]
@@ -77,6 +92,12 @@ def test_a_scalar_of_an_extension_type_is_one() -> None:
         (b"abc", pa.binary(2)),
         (2**63, None),
         (1, pa.string()),
+        (2**31, pa.date32()),
+        (2**63, pa.timestamp("us")),
+        (decimal.Decimal("1.505"), pa.decimal128(5, 2)),
+        (decimal.Decimal("1000"), pa.decimal128(3, 0)),
+        (decimal.Decimal("NaN"), pa.decimal128(3, 0)),
+        (decimal.Decimal("Infinity"), pa.decimal128(3, 0)),
     ],
     ids=str,
 )
@@ -91,3 +112,9 @@ def test_what_does_not_fit_fails_as_in_pyarrow(value: Any, dtype: pa.DataType | 
                 make_array([None, value], dtype)
     else:
         assert make_scalar(value, dtype).equals(expected)
+
+
+@pytest.mark.parametrize("text", ["1E+9999999", "-1E+9999999", "1E-9999999"])
+def test_decimals_of_any_exponent_are_refused_at_once(text: str) -> None:
+    with pytest.raises(pa.ArrowInvalid):
+        make_array([decimal.Decimal(text)], pa.decimal128(5, 1))

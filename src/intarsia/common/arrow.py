@@ -27,7 +27,7 @@ from intarsia.common.paths import InputFile, find_input_files, to_path_text
 from intarsia.common.rows import combine, tidy_schema
 from intarsia.common.schema import conform_table, get_unreadable_reason, unify_schemas
 from intarsia.common.source import IngestedSource, Intake, conform_batches
-from intarsia.errors import InputError, NothingMatched, NotSupported, SchemaMismatch
+from intarsia.errors import InputError, IntarsiaError, NothingMatched, NotSupported, SchemaMismatch
 
 __all__ = ["SPOOL_BYTES", "IngestedSource", "ingest"]
 
@@ -294,7 +294,9 @@ def _take_protocol(source: Any, intake: Intake, origin: str) -> None:
         else:
             batch = pa.record_batch(source)
             reader = pa.RecordBatchReader.from_batches(batch.schema, [batch])
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+    except IntarsiaError:
+        raise
+    except (ValueError, TypeError) as error:  # pyarrow's own, and pandas' of columns with one name
         raise InputError(f"{origin} is no table of columns: {error}", hint=f"pass {_TAKEN}") from error
     index = _find_unnamed_index(source, reader.schema)
     if not index:

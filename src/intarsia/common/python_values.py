@@ -9,6 +9,8 @@ from __future__ import annotations
 import array
 import itertools
 from collections.abc import Sequence
+from datetime import date
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -22,6 +24,8 @@ _NUMBERS = {
 """The standard library's ``array`` of each type."""
 _TYPES = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string(), bytes: pa.binary()}
 """What a Python value becomes where no type is named."""
+_EPOCH = date(1970, 1, 1).toordinal()
+_LEAST_EXPONENT = 1000
 
 
 def make_array(values: Sequence[Any], dtype: pa.DataType) -> pa.Array:
@@ -56,6 +60,13 @@ def _make_without_nulls(values: Sequence[Any], dtype: pa.DataType) -> pa.Array |
         if dtype in _NUMBERS and kinds == {float if pa.types.is_floating(dtype) else int}:
             numbers = pa.py_buffer(array.array(_NUMBERS[dtype], values))
             return pa.Array.from_buffers(dtype, len(values), [None, numbers])
+        if pa.types.is_date32(dtype) and kinds <= {int, date}:
+            return _make_dates(values)
+        if kinds == {int} and pa.types.is_timestamp(dtype):
+            numbers = pa.py_buffer(array.array("q", values))
+            return pa.Array.from_buffers(dtype, len(values), [None, numbers])
+        if kinds == {Decimal} and _is_decimal(dtype):
+            return _make_decimals(values, dtype)
         if kinds == {str} and pa.types.is_string(dtype):
             return _make_binary([value.encode() for value in values], dtype)
         if kinds == {bytes} and pa.types.is_binary(dtype):
@@ -69,6 +80,33 @@ def _make_booleans(values: Sequence[bool]) -> pa.BooleanArray:
     return pa.Array.from_buffers(pa.uint8(), len(values), [None, pa.py_buffer(bytes(values))]).cast(
         pa.bool_()
     )
+
+
+def _make_dates(values: Sequence[int | date]) -> pa.Array:
+    days = (value.toordinal() - _EPOCH if isinstance(value, date) else value for value in values)
+    return pa.Array.from_buffers(pa.date32(), len(values), [None, pa.py_buffer(array.array("i", days))])
+
+
+def _is_decimal(dtype: pa.DataType) -> bool:
+    return (pa.types.is_decimal128(dtype) or pa.types.is_decimal256(dtype)) and dtype.scale >= 0
+
+
+def _make_decimals(values: Sequence[Decimal], dtype: pa.DataType) -> pa.Array | None:
+    """None where a value does not fit: PyArrow says why."""
+    numbers = []
+    for value in values:
+        if not value.is_finite():
+            return None
+        if value and value.adjusted() < -_LEAST_EXPONENT:  # PyArrow 26 dies of 1E-9999999
+            raise pa.ArrowInvalid(f"The decimal {value} cannot be represented as {dtype}")
+        if value and not -dtype.scale <= value.adjusted() < dtype.precision - dtype.scale:
+            return None  # before 1E+9999999 becomes an integer
+        numerator, denominator = value.as_integer_ratio()
+        unscaled, rest = divmod(numerator * 10**dtype.scale, denominator)
+        if rest or abs(unscaled) >= 10**dtype.precision:
+            return None
+        numbers.append(unscaled.to_bytes(dtype.byte_width, "little", signed=True))
+    return pa.Array.from_buffers(dtype, len(values), [None, pa.py_buffer(b"".join(numbers))])
 
 
 def _make_binary(values: Sequence[bytes], dtype: pa.DataType) -> pa.Array:

@@ -56,11 +56,15 @@ class ChunkSource:
     """Whether it was just encoded in memory: its pages have checksums that need not be verified."""
 
     @staticmethod
-    def of_file(footer: pq.FileMetaData, handle: pa.NativeFile) -> ChunkSource:
+    def of_file(
+        footer: pq.FileMetaData, handle: pa.NativeFile, count: Callable[[], None] = lambda: None
+    ) -> ChunkSource:
+        """The chunks of an open file; ``count`` is called whenever bytes are read."""
         sink = pa.BufferOutputStream()
         footer.write_metadata_file(sink)
 
         def read(size: int, place: int) -> memoryview:
+            count()
             try:
                 handle.seek(place)
                 return _make_view(handle.read_buffer(size))

@@ -1,4 +1,7 @@
-"""Every operation in threads of this process: matching and staging of a whole plan with the kernel alone."""
+"""Every operation in threads of this process: matching and staging of a whole plan with the kernel alone.
+
+What only sorting operations need is imported by them, so that a small merge starts sooner.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,7 @@ from intarsia.core.plan import FilePlan
 from intarsia.core.ports import Execution, Progress
 from intarsia.kernel.compact import stage_compact
 from intarsia.kernel.copy_rows import stage_copies
-from intarsia.kernel.duplicates import match_duplicates
 from intarsia.kernel.match import MergeMatcher, SourceIndex, find_predicate_hits, resolve_hits, with_new_rows
-from intarsia.kernel.optimize import stage_optimize
 from intarsia.kernel.partitioned_writer import NewRowWriter
 from intarsia.kernel.rewrite import Rewrite, rewrite
 from intarsia.kernel.threads import map_in_order, share_threads
@@ -48,6 +49,8 @@ def match_rows(execution: Execution, resources: Resources) -> Matches:
         case DeleteIntent() | UpdateIntent() as intent:
             return _match_predicate(execution, intent, resources)
         case DeduplicateIntent() as intent:
+            from intarsia.kernel.duplicates import match_duplicates
+
             return match_duplicates(
                 plan,
                 keys=intent.keys,
@@ -69,6 +72,8 @@ def stage_files(execution: Execution, matches: Matches, resources: Resources) ->
         case CompactIntent():
             return stage_compact(plan, tx, threads=resources.threads, progress=progress)
         case OptimizeIntent():
+            from intarsia.kernel.optimize import stage_optimize
+
             return stage_optimize(
                 plan,
                 tx,

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from intarsia.common.int96 import Int96, list_duration_units, read_int96
 from intarsia.common.log import is_refused_access
 from intarsia.common.python_values import make_array, make_scalar
+from intarsia.common.requests import count_chunk_reads, count_reads
 from intarsia.common.schema import conform_table
 from intarsia.core.evaluate import find_hit_positions
 from intarsia.core.intent import Predicate
@@ -67,6 +68,7 @@ class FileReader:
         group at once, in PyArrow's threads.
         """
         self.file = file
+        self._filesystem = filesystem
         self._threaded = threaded
         self._owns_handle = handle is None
         encoded = () if file.scan_task is not None else encoded
@@ -119,7 +121,7 @@ class FileReader:
 
     def open_chunk_source(self) -> ChunkSource:
         """The file as a source of column chunks that are copied undecoded."""
-        return ChunkSource.of_file(self.footer, self._handle)
+        return ChunkSource.of_file(self.footer, self._handle, lambda: count_reads(self._filesystem))
 
     @property
     def stored(self) -> frozenset[str]:
@@ -194,6 +196,7 @@ class FileReader:
     def _read_batches(
         self, parquet: pq.ParquetFile, limit: int, row_group: int, physical: list[str]
     ) -> Iterator[pa.Table]:
+        count_chunk_reads(self._filesystem, self.footer, physical)
         batches = parquet.iter_batches(limit, row_groups=[row_group], columns=physical, use_threads=False)
         while True:
             try:
@@ -295,6 +298,7 @@ class FileReader:
         return self._as_instants(table.select(physical), fine)
 
     def _read_group(self, parquet: pq.ParquetFile, row_group: int, physical: list[str]) -> pa.Table:
+        count_chunk_reads(self._filesystem, self.footer, physical)
         try:
             return parquet.read_row_group(row_group, columns=physical, use_threads=self._threaded)
         except (pa.ArrowInvalid, OSError) as error:
