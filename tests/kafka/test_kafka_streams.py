@@ -201,7 +201,9 @@ def test_tls_with_certificates_of_both_sides_is_read_and_no_password_is_shown(
     for mistake, told in TLS_MISTAKES.values():
         wrong = {name: room / value if "location" in name else value for name, value in mistake.items()}
         web.options |= wrong
-        with pytest.raises(InputError, match=r"web.toml, \[sources.messages\] stream: Kafka at") as caught:
+        with pytest.raises(
+            InputError, match=r"^web.toml, line \d+, \[sources.messages\] stream: Kafka at"
+        ) as caught:
             web.run()
         refused.append((told, str(caught.value), caught.value.hint))
         web.options |= sealed
@@ -226,13 +228,13 @@ def test_a_topic_that_was_made_again_is_not_taken_for_the_one_before(
     web.batches()
     topics.remove("again")
     with pytest.raises(
-        InputError, match=r"web.toml, line \d+, \[sources.messages\] stream: there is no topic 'again'"
+        InputError, match=r"^web.toml, line \d+, \[sources.messages\] stream: there is no topic 'again'"
     ):
         web.run()
     topics.make("again")
     topics.send("again", click(3, "/c"), click(2, "/new"))
     with pytest.raises(
-        InputError, match=r"\[sources.messages\] stream: the topic 'again' was deleted"
+        InputError, match=r"^web.toml, line \d+, \[sources.messages\] stream: the topic 'again' was deleted"
     ) as told:
         web.run()
     assert "--full-refresh" in (told.value.hint or "")
@@ -297,7 +299,7 @@ def test_a_topic_or_a_broker_that_is_not_there_is_told_before_anything_is_writte
 ) -> None:
     web = Web(tmp_path, session, topics.broker.servers, "clics")
     with pytest.raises(
-        InputError, match=r"web.toml, line \d+, \[sources.messages\] stream: there is no topic 'clics'"
+        InputError, match=r"^web.toml, line \d+, \[sources.messages\] stream: there is no topic 'clics'"
     ):
         web.run()
     web.options |= {"kafka.bootstrap.servers": "127.0.0.1:1"}

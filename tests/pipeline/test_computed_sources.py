@@ -559,9 +559,12 @@ def test_a_function_that_fails_is_told_with_its_place_and_changes_nothing(
     assert sales.statuses() == ["unchanged", "done"]
 
 
-def test_the_pipeline_of_the_readme_runs(tmp_path):
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    (tmp_path / "shop.toml").write_text(readme.partition("```toml\n")[2].partition("```")[0])
+def test_the_pipeline_of_the_tutorial_runs_without_spark_as_well(tmp_path):
+    page = Path(__file__).parents[2] / "docs" / "tutorials" / "spark-pipeline.md"
+    fence = "```toml file=shop.toml\n"
+    (tmp_path / "shop.toml").write_text(
+        page.read_text(encoding="utf-8").partition(fence)[2].partition("```")[0]
+    )
     (tmp_path / "landing").mkdir()
     (tmp_path / "landing" / "a.csv").write_text("id,customer,amount\n1,7,2.5\n2,7,3\n3,8,1\n")
     declared = replace(pipeline.load(tmp_path / "shop.toml"), engine="duckdb")

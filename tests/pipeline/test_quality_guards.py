@@ -116,6 +116,10 @@ def test_each_file_is_quarantined_once(shop: Shop) -> None:
 # Kills
 
 
+@pytest.mark.only(
+    lambda shop, at, step: shop[0] == "arrow" or (at, step) == ("note", "sound"),
+    "one place is enough: what the state does is the same on every engine",
+)
 @pytest.mark.parametrize(
     ("at", "step"),
     [
@@ -130,8 +134,6 @@ def test_each_file_is_quarantined_once(shop: Shop) -> None:
 def test_a_run_that_ended_anywhere_quarantines_once(
     shop: Shop, at: str, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if shop.engine != "arrow" and (at, step) != ("note", "sound"):
-        pytest.skip("one place is enough: what the state does is the same on every engine")
     guard = pipeline.Expect(**POSITIVE | ALL | INTO)
     copy = pipeline.Write(name="copy", source="landing", target="other")
     shop.lands("a", ROWS[:3])
@@ -273,9 +275,8 @@ def test_guards_hold_where_queries_and_functions_read_the_source(small: Shop) ->
     assert [row[0] for row in small.rows()] == [1, 3, 4]
 
 
+@pytest.mark.only(lambda shop: shop[0] != "arrow", "Arrow has no queries")
 def test_the_quarantine_of_a_query_holds_what_is_bad_now(shop: Shop) -> None:
-    if shop.engine == "arrow":
-        pytest.skip("Arrow has no queries")
     shop.sources["clean"] = pipeline.Source(sql="select id, customer, amount from landing")
     guard = pipeline.Expect(name="sound", source="clean", holds="amount > 0", unique="id", **INTO)
     merge = pipeline.Merge(name="upsert", source="clean", target="orders", on="id")
@@ -439,9 +440,8 @@ def test_a_column_that_the_quarantine_adds_is_not_the_sources(small: Shop) -> No
     assert "has a column '_run' itself" in str(failed.error)
 
 
+@pytest.mark.only(lambda shop: shop[1] != "iceberg", "of Parquet")
 def test_rows_of_a_quarantine_can_be_guarded_again(shop: Shop) -> None:
-    if shop.kind == "iceberg":
-        pytest.skip("of Parquet")
     it.write(
         pa.table({"id": [1, 2], "amount": [-1, 5], "_reason": ["x", None]}),
         shop.root / "other",

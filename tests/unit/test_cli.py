@@ -73,7 +73,7 @@ def _ids(rows: Callable[..., Any], path: Path) -> list[int]:
 def test_every_operation_of_the_library_has_a_command() -> None:
     assert set(RUNNING) == set(ARGUMENTS)
     others = {"plan", "inspect", "recover", "expire", "sweep", "run", "graph", "init", "test", "doctor"}
-    others |= {"history", "restore"}
+    others |= {"history", "prepare-spark", "restore", "ui"}
     assert others | set(RUNNING) == set(COMMANDS) == set(DECLARED)
     assert set(DECLARED["plan"].commands) == set(RUNNING)  # type: ignore[attr-defined]
     assert all(DECLARED[name].help == text for name, text in COMMANDS.items())

@@ -25,6 +25,8 @@ from intarsia.cli.screen import Screen, get_screen
 from intarsia.cli.undo import limit_option, restore, restore_options, show_history
 from intarsia.doctor import Finding, State, examine
 from intarsia.errors import NothingMatched
+from intarsia.show.units import format_size
+from intarsia.spark import archive_classes
 from intarsia.tables.parquet import ParquetTable
 
 __all__ = ["DECLARED"]
@@ -107,6 +109,16 @@ def _tell(shown: Screen, finding: Finding, width: int) -> None:
         shown.say(" " * (10 + width), (finding.hint, "italic"))
 
 
+def _prepare_spark() -> None:
+    shown = get_screen()
+    with shown.log():
+        archive = archive_classes()
+    size = archive.stat().st_size
+    if shown.json:
+        shown.show_json({"path": str(archive), "bytes": size})
+    shown.say(f"Local sessions start from {archive} ({format_size(size)}); it may be deleted at any time.")
+
+
 def _run(pipeline: str, **given: Any) -> None:
     # The pipeline's own modules are loaded for this command alone.
     from intarsia.cli.pipeline import run_pipeline
@@ -142,6 +154,12 @@ def _graph(pipeline: str, **given: Any) -> None:
     from intarsia.cli.graph import show_graph
 
     show_graph(pipeline, **given)
+
+
+def _ui(place: str, **given: Any) -> None:
+    from intarsia.cli.ui import show_ui
+
+    show_ui(place, **given)
 
 
 def _declare(function: Any, name: str, *decorators: Any) -> None:
@@ -302,6 +320,25 @@ _declare(
     click.option("--engine", type=click.Choice(["spark", "duckdb"]), help="What it runs on."),
 )
 _declare(
+    _ui,
+    "ui",
+    click.argument("place", default=".", shell_complete=offer_paths),
+    click.option(
+        "--port",
+        type=click.IntRange(0, 65535),
+        default=8585,
+        show_default=True,
+        help="Where to listen, on this machine alone; 0 for any that is free.",
+    ),
+    click.option(
+        "--reports",
+        metavar="PATH",
+        multiple=True,
+        help="A directory with reports of pipelines that is not below PLACE; may be repeated.",
+    ),
+    click.option("--open", "open_browser", is_flag=True, help="Open the page in a browser."),
+)
+_declare(
     _doctor,
     "doctor",
     click.argument("path", required=False, shell_complete=offer_paths),
@@ -309,3 +346,4 @@ _declare(
     _MASTER,
     place_options[0],
 )
+_declare(_prepare_spark, "prepare-spark")

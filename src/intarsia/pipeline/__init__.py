@@ -34,6 +34,8 @@ if TYPE_CHECKING:
         Write,
     )
     from intarsia.pipeline.parse import loads
+    from intarsia.pipeline.quality.checks import Check
+    from intarsia.pipeline.quality.evaluation import evaluate
     from intarsia.pipeline.reports.drawing import draw
     from intarsia.pipeline.reports.report import PipelineReport, StepReport, as_json
     from intarsia.pipeline.runner import run, run_file
@@ -44,6 +46,7 @@ _HOMES = {
     "BackfillReport": "backfill",
     "BackfillRun": "backfill",
     "CaseReport": "testing.runner",
+    "Check": "quality.checks",
     "Compact": "model",
     "Deduplicate": "model",
     "Delete": "model",
@@ -64,6 +67,7 @@ _HOMES = {
     "as_json": "reports.report",
     "check": "loading",
     "draw": "reports.drawing",
+    "evaluate": "quality.evaluation",
     "init_project": "testing.project",
     "load": "loading",
     "loads": "parse",
@@ -77,6 +81,7 @@ __all__ = [
     "BackfillReport",
     "BackfillRun",
     "CaseReport",
+    "Check",
     "Compact",
     "Deduplicate",
     "Delete",
@@ -97,6 +102,7 @@ __all__ = [
     "as_json",
     "check",
     "draw",
+    "evaluate",
     "init_project",
     "load",
     "loads",

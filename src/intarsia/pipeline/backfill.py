@@ -195,7 +195,7 @@ def run_backfill(
     Raises:
         InputError: no values, a wrong range, or a pipeline that is not consistent with one of the values.
         CommitConflict: the same backfill is under way.
-        As :func:`run_file` for what keeps every run from starting.
+        IntarsiaError: what keeps every run from starting, as in :func:`run_file`.
 
     Example:
         >>> from pathlib import Path

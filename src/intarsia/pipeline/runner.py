@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
+from intarsia import telemetry
 from intarsia.common.log import redact
 from intarsia.common.names import suggest_names
 from intarsia.core.ports import Progress
@@ -27,11 +28,12 @@ from intarsia.pipeline.graph import SourceGraph, order_steps
 from intarsia.pipeline.lineage.emitter import close_lineage, open_lineage
 from intarsia.pipeline.loading import load, resolve
 from intarsia.pipeline.look_ahead import check_read_targets
-from intarsia.pipeline.model import EngineOfPipeline, Pipeline, StepGuard, name_step
+from intarsia.pipeline.model import EngineOfPipeline, Pipeline, Step, StepGuard, name_step
 from intarsia.pipeline.places import add_line
 from intarsia.pipeline.quality.guards import list_guards
 from intarsia.pipeline.quality.step_guards import expand_guards, find_made
 from intarsia.pipeline.reports.diagram import make_graph
+from intarsia.pipeline.reports.live import LiveReport
 from intarsia.pipeline.reports.page import render_page
 from intarsia.pipeline.reports.report import PipelineReport, StepReport, as_json
 from intarsia.pipeline.reports.run_index import update_index
@@ -144,6 +146,7 @@ def run(
         >>> pipeline.run(declared, progress=False).check().steps[0].result.inserted
         1
     """
+    telemetry.follow()
     pipeline = resolve(pipeline, engine=engine)
     check(pipeline)
     if any(source.is_computed for source in pipeline.sources.values()):
@@ -264,6 +267,12 @@ class _Run:
         self, *, resumed: int = 0, after: PipelineReport | None = None, only_if: int = 0
     ) -> PipelineReport | None:
         """One pass over the steps; None where it had nothing to do and the other pass makes the report."""
+        with LiveReport(self.directory) as live:
+            return self._run_pass(live, resumed, after, only_if)
+
+    def _run_pass(
+        self, live: LiveReport, resumed: int, after: PipelineReport | None, only_if: int
+    ) -> PipelineReport | None:
         begun, started = time.perf_counter(), datetime.now(UTC)
         self.run_state.run_id = _make_run_id()
         unfinished = self.run_state.state.unfinished
@@ -274,6 +283,7 @@ class _Run:
             """Report a step; in a second pass, steps with nothing to do only once one has something to do."""
             if lineage is not None:
                 lineage.end_step(step)
+            live.end_step(report)
             waiting.append(step)
             if self.on_step is None or (after is not None and course.is_idle and step.status == "unchanged"):
                 return
@@ -281,7 +291,13 @@ class _Run:
                 self.on_step(waiting.pop(0))
 
         course = self._make_step_runner(tell, done_before=resumed, only_if=only_if)
-        course.on_start = None if lineage is None else lineage.begin_step
+
+        def begin(step: Step) -> None:
+            if lineage is not None:
+                lineage.begin_step(step)
+            live.begin_step(report, step.name)
+
+        course.on_start = begin
 
         def report() -> PipelineReport:
             made = self._report(course, started, time.perf_counter() - begun)

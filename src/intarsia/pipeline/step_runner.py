@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 
 from intarsia.common.log import get_logger, redact
+from intarsia.core.observe import Facts, observe
 from intarsia.core.ports import Progress
 from intarsia.core.report import MergeResult
 from intarsia.errors import InputError, IntarsiaError, StorageError
@@ -81,6 +82,21 @@ class StepRunner:
     """Whether the queries of later steps were looked at."""
 
     def go(self) -> None:
+        """Run the steps; what fails is in their reports."""
+        name = self.pipeline.name
+        facts: Facts = {
+            "title": f"pipeline {name}",
+            "intarsia.pipeline.name": name,
+            "intarsia.pipeline.run_id": self.run_state.run_id,
+            "intarsia.dry_run": self.dry_run,
+        }
+        with observe("pipeline", name, facts) as observation:
+            self._run_steps()
+            for report in self.reports:
+                if report.error is not None:
+                    observation.fail(report.error)
+
+    def _run_steps(self) -> None:
         self.resources.guards.start()
         for number, step in enumerate(self.run_state.list_steps(), 1):
             if self.only_if and number > self.only_if and self.is_idle:
@@ -166,6 +182,21 @@ class StepRunner:
         return replace(self._report(step, "not run"), notes=notes, left_out=reason is not None)
 
     def _run_one(self, step: Step, number: int) -> StepReport:
+        facts: Facts = {
+            "title": f"step {step.name}",
+            "intarsia.pipeline.name": self.pipeline.name,
+            "intarsia.step.name": step.name,
+            "intarsia.step.number": number,
+            "db.operation.name": step.operation,
+        }
+        with observe("step", step.name, facts) as observation:
+            report = self._run_watched(step, number)
+            observation.note({"intarsia.step.status": report.status})
+            if report.error is not None:
+                observation.fail(report.error)
+            return report
+
+    def _run_watched(self, step: Step, number: int) -> StepReport:
         begun = time.perf_counter()
         title = f"{number}/{len(self.pipeline.steps)} {step.name}"
 

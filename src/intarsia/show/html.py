@@ -20,6 +20,7 @@ _COLORS: dict[Kind, str] = {
 }
 MOST_FILES = 200
 """A page can be scrolled, so the table names more files than a terminal does before it groups them."""
+# Rules of tables have a class twice: the notebook's own rules for tables would be stronger otherwise.
 _STYLE = """
 .intarsia{--bg:#fff;--fg:#26313c;--quiet:#6b7784;--edge:#e1e7ec;--card:#f6f8fa;--note:#fdf5e2;
 --k:#5f7690;--w:#a86a00;--o:#a86a00;--r:#c03a30;--n:#22804f;
@@ -37,19 +38,21 @@ min-width:84px}
 .intarsia .card i{display:block;font-style:normal;font-size:11px;color:var(--quiet);margin-bottom:2px}
 .intarsia .card div{white-space:nowrap}.intarsia .card .long{white-space:normal;max-width:300px}
 .intarsia .card b{font-variant-numeric:tabular-nums}
-.intarsia .k b,.intarsia td.k{color:var(--k)}.intarsia .w b,.intarsia td.w{color:var(--w)}
-.intarsia .o b,.intarsia td.o{color:var(--o)}.intarsia .r b,.intarsia td.r{color:var(--r)}
-.intarsia .n b,.intarsia td.n{color:var(--n)}
+.intarsia .k b,.intarsia.intarsia table td.k{color:var(--k)}
+.intarsia .w b,.intarsia.intarsia table td.w{color:var(--w)}
+.intarsia .o b,.intarsia.intarsia table td.o{color:var(--o)}
+.intarsia .r b,.intarsia.intarsia table td.r{color:var(--r)}
+.intarsia .n b,.intarsia.intarsia table td.n{color:var(--n)}
 .intarsia .pic{border:1px solid var(--edge);border-radius:8px;overflow:hidden;margin:0 0 10px}
 .intarsia .pic svg{display:block;max-width:100%;height:auto}
 .intarsia details{margin:0 0 8px}.intarsia summary{cursor:pointer;color:var(--quiet)}
-.intarsia table{border-collapse:collapse;margin:6px 0 0;width:100%;font-size:12px;background:none;
-color:inherit}
-.intarsia tr,.intarsia tr:nth-child(even){background:none}
-.intarsia th,.intarsia td{text-align:left;padding:3px 10px 3px 0;border:0;border-bottom:1px solid var(--edge);
-overflow-wrap:anywhere;color:inherit}
-.intarsia th{color:var(--quiet);font-weight:500}
-.intarsia .num{text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums}
+.intarsia.intarsia table{border-collapse:collapse;margin:6px 0 0;width:100%;font-size:12px;background:none;
+color:inherit;table-layout:auto}
+.intarsia.intarsia table tr:nth-child(n),.intarsia.intarsia table tr:nth-child(n):hover{background:none}
+.intarsia.intarsia table th,.intarsia.intarsia table td{text-align:left;vertical-align:top;max-width:none;
+padding:3px 10px 3px 0;border:0;border-bottom:1px solid var(--edge);overflow-wrap:anywhere;white-space:normal}
+.intarsia.intarsia table td{color:inherit}.intarsia.intarsia table th{color:var(--quiet);font-weight:500}
+.intarsia.intarsia table .num{text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums}
 .intarsia .note{background:var(--note);border-radius:6px;padding:6px 10px;margin:0 0 6px}
 """
 

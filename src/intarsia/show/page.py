@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from intarsia.common.requests import Requests
 from intarsia.core.history import Commit, History
 from intarsia.core.inspection import ColumnFacts, Inspection, PartitionFacts
 from intarsia.core.intent import Intent, MergeIntent, OptimizeIntent, WriteIntent
@@ -133,6 +134,7 @@ def _make_plan_page(plan: Plan, most_files: int) -> Page:
             ("files", _list_plan_files(plan)),
             ("rows", _list_plan_rows(plan)),
             ("bytes", _list_plan_bytes(plan)),
+            ("requests", _list_plan_requests(plan)),
         ),
         (_make_plan_table(plan, most_files),) if plan.files else (),
         _clean_notes((*plan.snapshot.notes, *plan.notes)),
@@ -205,6 +207,11 @@ def _list_plan_bytes(plan: Plan) -> list[PageItem]:
     ]
 
 
+def _list_plan_requests(plan: Plan) -> list[PageItem]:
+    sent = _list_requests(plan.requests)
+    return [*sent, PageItem("sent to plan")] if sent else []
+
+
 _ACTIONS = {
     "keep": "kept",
     "scan": "look into",
@@ -263,6 +270,7 @@ def _make_result_page(result: MergeResult, most_files: int) -> Page:
             ),
             ("files", _list_result_files(result)),
             ("bytes", _list_result_bytes(result)),
+            ("requests", _list_requests(result.requests)),
             ("time", _list_time(result)),
             ("engine", _make_words(result.engine)),
             ("commit", _commit(result)),
@@ -303,6 +311,11 @@ def _list_result_bytes(result: MergeResult) -> list[PageItem]:
         PageItem(units.format_size(result.bytes_read), "read"),
         PageItem(f"{about}{units.format_size(result.bytes_written)}", "written"),
     ]
+
+
+def _list_requests(requests: Requests | None) -> list[PageItem]:
+    sent = {} if requests is None else requests
+    return [PageItem(units.format_number(count), kind) for kind, count in sent.items() if count]
 
 
 def _list_time(result: MergeResult) -> list[PageItem]:

@@ -55,15 +55,23 @@ _STYLE = """
 
 
 def layout(
-    value: Drawable, *, width: int = WIDTH, most_rows: int = 48, most_tiles: int = 800, heading: bool = True
+    value: Drawable,
+    *,
+    width: int = WIDTH,
+    most_rows: int = 48,
+    most_tiles: int = 800,
+    heading: bool = True,
+    all_rows: Sequence[tiles.TileRow] | None = None,
 ) -> str:
     """The layout of files: a row for each partition, a tile for each file, as wide as it is big.
 
     The colour says what happens to the file, the tooltip why. Beyond ``most_rows`` partitions and
     ``most_tiles`` files neighbours are drawn together, so that the picture stays small; the legend
-    says so. The same value gives the same text.
+    says so. The same value gives the same text. ``all_rows`` are those that ``make_rows`` gave for the value,
+    where they are known.
     """
-    rows = tiles.fold_rows(tiles.make_rows(value), most_rows=most_rows, most_tiles=most_tiles)
+    all_rows = tiles.make_rows(value) if all_rows is None else all_rows
+    rows = tiles.fold_rows(all_rows, most_rows=most_rows, most_tiles=most_tiles)
     drawing = _Drawing(width)
     title, path = _make_heading(value)
     if heading:

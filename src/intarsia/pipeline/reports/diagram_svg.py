@@ -230,7 +230,7 @@ def _describe_line(line: NodeLine) -> str:
         return _describe_flow(line)
     if line.status in (None, "planned") and not line.outcome:
         return line.operation
-    if line.status in ("unchanged", "not run", "failed"):
+    if line.status in ("unchanged", "not run", "failed", "running", "waiting"):
         return line.outcome if line.status == "failed" and line.outcome else str(line.status)
     return _describe_flow(line) or line.outcome or line.operation
 

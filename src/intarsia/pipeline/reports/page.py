@@ -20,6 +20,8 @@ from intarsia.show.tiles import Drawable
 PICTURE = 430
 """Width of a picture in pixels: two fit side by side on a desktop, one on a phone."""
 
+__all__ = ["STYLE", "escape_text", "render_card", "render_fact", "render_page", "render_table"]
+
 _TONES = {"done": "good", "unchanged": "calm", "planned": "plan", "failed": "bad", "not run": "calm"}
 STYLE = """
 :root{color-scheme:light dark;--bg:#f5f7f9;--card:#fff;--fg:#25303b;--quiet:#66727f;--edge:#dfe5ea;
@@ -79,7 +81,7 @@ footer{color:var(--quiet);font-size:13px;margin-top:18px}
 def render_page(report: PipelineReport) -> str:
     """The report as a page. Every text from outside is escaped; nothing is loaded from anywhere."""
     steps = "".join(_render_step(number, step) for number, step in enumerate(report.steps, 1))
-    title = _escape(f"{report.pipeline}: {describe_status(report)}")
+    title = escape_text(f"{report.pipeline}: {describe_status(report)}")
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -87,8 +89,8 @@ def render_page(report: PipelineReport) -> str:
         f"<title>{title}</title><style>{STYLE}</style></head>\n"
         f"<body><main>{_render_header(report)}{_render_totals(report)}"
         f"{_render_graph(report)}{_render_overview(report)}{steps}"
-        f"<footer>Run {_escape(report.run_id)}. Every tile in a picture is a file; point at it for its name."
-        "</footer></main></body></html>\n"
+        f"<footer>Run {escape_text(report.run_id)}. Every tile in a picture is a file;"
+        " point at it for its name.</footer></main></body></html>\n"
     )
 
 
@@ -98,12 +100,12 @@ def _render_header(report: PipelineReport) -> str:
     engine = report.session or report.engine
     facts = [f"{report.started:%Y-%m-%d %H:%M:%S} UTC", units.format_seconds(report.seconds), engine]
     facts += [f"environment {report.env}"] if report.env else []
-    origin = f"{_escape(report.origin)} · " if report.origin else ""
-    notes = "".join(f'<p class="note">{_escape(note)}</p>' for note in report.notes)
+    origin = f"{escape_text(report.origin)} · " if report.origin else ""
+    notes = "".join(f'<p class="note">{escape_text(note)}</p>' for note in report.notes)
     return (
-        f'<header><div class="top"><h1>{_escape(report.pipeline)}</h1>'
-        f'<span class="mark {tone}">{_escape(describe_status(report))}</span></div>'
-        f"<p>{_escape(' · '.join(filter(None, facts)))}</p>"
+        f'<header><div class="top"><h1>{escape_text(report.pipeline)}</h1>'
+        f'<span class="mark {tone}">{escape_text(describe_status(report))}</span></div>'
+        f"<p>{escape_text(' · '.join(filter(None, facts)))}</p>"
         f'<p>{origin}<a href="index.html">all runs</a></p>{notes}</header>'
     )
 
@@ -121,7 +123,7 @@ def _render_totals(report: PipelineReport) -> str:
         (f"bytes written{planned}", _describe_bytes(report.steps)),
         ("steps", f"{len(report.steps)} ({_count_steps(report, 'unchanged')} unchanged)"),
     ]
-    shown = "".join(_render_card(label, [text]) for label, text in cards)
+    shown = "".join(render_card(label, [text]) for label, text in cards)
     return f'<section><div class="cards">{shown}</div></section>'
 
 
@@ -163,9 +165,9 @@ def _render_line(number: int, step: StepReport, longest: float) -> str:
     spent = units.format_seconds(step.seconds) if step.status != "not run" else ""
     bar = f'<span class="bar" style="width:{share:.1f}%"></span>' if spent else ""
     return (
-        f'<tr><td><a href="#step-{number}-body">{_escape(step.name)}</a></td>'
-        f'<td class="{_choose_tone(step)}">{_escape(step.status)}</td>'
-        f"<td>{_escape(describe_outcome(step))}</td>"
+        f'<tr><td><a href="#step-{number}-body">{escape_text(step.name)}</a></td>'
+        f'<td class="{_choose_tone(step)}">{escape_text(step.status)}</td>'
+        f"<td>{escape_text(describe_outcome(step))}</td>"
         f'<td class="num wide">{files}</td><td class="num wide">{size}</td>'
         f'<td class="num">{spent}{bar}</td></tr>'
     )
@@ -180,10 +182,11 @@ def _render_step(number: int, step: StepReport) -> str:
     way = " → ".join(name for name in (step.source, step.target) if name)
     spent = units.format_seconds(step.seconds) if step.status != "not run" else ""
     return (
-        f'<details class="step" id="step-{number}"{is_open}><summary><b>{number}. {_escape(step.name)}</b>'
-        f'<span class="quiet">{_escape(step.operation)} {_escape(way)}</span>'
+        f'<details class="step" id="step-{number}"{is_open}><summary>'
+        f"<b>{number}. {escape_text(step.name)}</b>"
+        f'<span class="quiet">{escape_text(step.operation)} {escape_text(way)}</span>'
         f'<span class="end quiet">{spent}</span>'
-        f'<span class="mark {_choose_tone(step)}">{_escape(step.status)}</span></summary>'
+        f'<span class="mark {_choose_tone(step)}">{escape_text(step.status)}</span></summary>'
         f'<div class="body" id="step-{number}-body">{"".join(_render_body(step))}</div></details>'
     )
 
@@ -198,9 +201,9 @@ def _render_body(step: StepReport) -> list[str]:
         read = f"{units.format_count(step.input_files, 'file')}, {units.format_size(step.input_bytes)}"
         if step.skipped_files:
             read += f"; {units.format_count(step.skipped_files, 'file')} left out that it took before"
-        parts.append(f'<p class="quiet">Input: {_escape(read)}.</p>')
+        parts.append(f'<p class="quiet">Input: {escape_text(read)}.</p>')
     if step.path:
-        parts.append(f'<p class="quiet">Target: {_escape(step.path)}</p>')
+        parts.append(f'<p class="quiet">Target: {escape_text(step.path)}</p>')
     if step.result is not None:
         parts += _render_result(step, step.result)
     elif step.status == "unchanged" and not step.notes:
@@ -209,21 +212,21 @@ def _render_body(step: StepReport) -> list[str]:
         )
     elif step.status == "not run" and not step.left_out:
         parts.append('<p class="quiet">A step before it failed.</p>')
-    parts += [f'<p class="note">{_escape(note)}</p>' for note in step.notes]
+    parts += [f'<p class="note">{escape_text(note)}</p>' for note in step.notes]
     return parts
 
 
 def _render_result(step: StepReport, result: MergeResult) -> list[str]:
     told = make_page(result)
     notes = told.notes
-    parts = [f'<div class="cards">{"".join(_render_fact(fact) for fact in told.facts)}</div>']
+    parts = [f'<div class="cards">{"".join(render_fact(fact) for fact in told.facts)}</div>']
     if step.changed:
         parts.append(_render_pictures(step, result))
     if result.plan is not None:
         plan = make_page(result.plan, most_files=0)
         notes = tuple(dict.fromkeys((*notes, *plan.notes)))
-        parts += [f"<h3>Plan</h3>{_render_table(table)}" for table in plan.tables]
-    parts += [f'<p class="note">{_escape(note)}</p>' for note in notes]
+        parts += [f"<h3>Plan</h3>{render_table(table)}" for table in plan.tables]
+    parts += [f'<p class="note">{escape_text(note)}</p>' for note in notes]
     return parts
 
 
@@ -242,7 +245,7 @@ def _render_pictures(step: StepReport, result: MergeResult) -> str:
 def _render_figure(caption: str, snapshot: Snapshot, drawn: Drawable) -> str:
     files = f"{units.format_count(len(snapshot.files), 'file')}, {units.format_size(snapshot.size)}"
     told = f"{caption}: {units.format_count(snapshot.rows, 'row')} in {files}"
-    return f"<figure><figcaption>{_escape(told)}</figcaption>{_draw_picture(drawn)}</figure>"
+    return f"<figure><figcaption>{escape_text(told)}</figcaption>{_draw_picture(drawn)}</figure>"
 
 
 def _draw_picture(value: Drawable) -> str:
@@ -253,16 +256,15 @@ def _render_error(error: BaseException) -> str:
     told = error_to_json(error)
     hint = f"\n\nHint: {told['hint']}" if told["hint"] else ""
     kept = "\n\nThe target is as it was." if told["target_changed"] is False else ""
-    return (
-        f'<div class="error"><b>{_escape(told["type"])}</b>: {_escape(told["message"] + hint + kept)}</div>'
-    )
+    message = escape_text(told["message"] + hint + kept)
+    return f'<div class="error"><b>{escape_text(told["type"])}</b>: {message}</div>'
 
 
 def _render_checks(step: StepReport) -> str:
     """A table of expectations: rows checked, rows that violate each, and what was done."""
     if all(check.ok and not check.failing for check in step.checks):
         lines = "".join(
-            f'<li><span class="good">✓</span> {_escape(check.expectation)}</li>' for check in step.checks
+            f'<li><span class="good">✓</span> {escape_text(check.expectation)}</li>' for check in step.checks
         )
         return f'<ul class="checks">{lines}</ul>'
     lines = "".join(map(_render_check, step.checks))
@@ -283,41 +285,43 @@ def _render_check(check: Check) -> str:
     rows = "" if check.rows is None else units.format_number(check.rows)
     failing = "" if check.rows is None else units.format_number(check.failing)
     return (
-        f'<tr><td><span class="{tone}">{sign}</span> {_escape(told)}</td><td class="num">{rows}</td>'
+        f'<tr><td><span class="{tone}">{sign}</span> {escape_text(told)}</td><td class="num">{rows}</td>'
         f'<td class="num">{failing}</td><td class="num wide">{share}</td>'
-        f'<td class="{tone}">{_escape(outcome)}</td></tr>'
+        f'<td class="{tone}">{escape_text(outcome)}</td></tr>'
     )
 
 
-def _render_fact(fact: Fact) -> str:
+def render_fact(fact: Fact) -> str:
     # The name of the transaction is for the log, and in the JSON.
     items = fact.items[:1] if fact.label == "commit" else fact.items
-    return _render_card(fact.label, [str(item) for item in items])
+    return render_card(fact.label, [str(item) for item in items])
 
 
-def _render_card(label: str, texts: Sequence[str]) -> str:
+def render_card(label: str, texts: Sequence[str]) -> str:
     lines = "".join(f"<div>{_render_value(text)}</div>" for text in texts)
-    return f'<div class="card"><i>{_escape(label)}</i>{lines}</div>'
+    return f'<div class="card"><i>{escape_text(label)}</i>{lines}</div>'
 
 
 def _render_value(text: str) -> str:
     """A text with its leading number in bold."""
     number, _, words = text.partition(" ")
-    return f"<b>{_escape(number)}</b> {_escape(words)}" if number[:1].isdigit() else _escape(text)
+    return f"<b>{escape_text(number)}</b> {escape_text(words)}" if number[:1].isdigit() else escape_text(text)
 
 
-def _render_table(table: PageTable) -> str:
+def render_table(table: PageTable) -> str:
     number = [' class="num"' if name in table.numbers else "" for name in table.columns]
-    heads = "".join(f"<th{css}>{_escape(name)}</th>" for css, name in zip(number, table.columns, strict=True))
+    heads = "".join(
+        f"<th{css}>{escape_text(name)}</th>" for css, name in zip(number, table.columns, strict=True)
+    )
     lines = "".join(
         "<tr>"
-        + "".join(f"<td{css}>{_escape(cell)}</td>" for css, cell in zip(number, line.cells, strict=True))
+        + "".join(f"<td{css}>{escape_text(cell)}</td>" for css, cell in zip(number, line.cells, strict=True))
         + "</tr>"
         for line in table.lines
     )
     return f'<div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table></div>'
 
 
-def _escape(text: str) -> str:
+def escape_text(text: str) -> str:
     """Escaped for HTML, without credentials, control characters and direction marks; line ends stay."""
     return escape("\n".join(map(units.make_printable, redact(text).splitlines())), quote=True)

@@ -21,7 +21,7 @@ from typing import Any
 from intarsia.common.log import get_logger
 from intarsia.pipeline.reports.run_index_page import MARK, PastRun, RunList, render_index
 
-__all__ = ["INDEX", "read_runs", "update_index"]
+__all__ = ["INDEX", "is_report_name", "read_runs", "replace_file", "update_index"]
 
 log = get_logger(__name__)
 
@@ -67,7 +67,7 @@ def update_index(directory: Path) -> None:
             found = _list_files(directory)
             if found == written:
                 return
-            _replace(path, render_index(_read_files(directory, found)).encode())
+            replace_file(path, render_index(_read_files(directory, found)).encode())
             written = found
     except OSError as error:
         log.warning("the index of runs could not be written: %s", error)
@@ -78,6 +78,11 @@ def read_runs(directory: Path) -> RunList:
     return _read_files(directory, _list_files(directory))
 
 
+def is_report_name(name: str) -> bool:
+    """Whether a file is named as the JSON of a run."""
+    return _NAME.fullmatch(name) is not None
+
+
 def _is_ours(path: Path) -> bool:
     try:
         with open(path, "rb") as file:
@@ -86,7 +91,7 @@ def _is_ours(path: Path) -> bool:
         return True
 
 
-def _replace(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes) -> None:
     """Replace a file atomically; it can be made again at any time, so nothing is synced."""
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
     try:

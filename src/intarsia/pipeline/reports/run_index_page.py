@@ -8,10 +8,19 @@ from datetime import datetime
 from html import escape
 from urllib.parse import quote
 
-from intarsia.pipeline.reports.page import STYLE
+from intarsia.pipeline.reports import page
 from intarsia.show import units
 
-__all__ = ["MARK", "PastRun", "RunList", "render_index"]
+__all__ = [
+    "MARK",
+    "STYLE",
+    "PastRun",
+    "RunList",
+    "describe_rows",
+    "render_index",
+    "render_mark",
+    "render_pipelines",
+]
 
 MARK = '<meta name="generator" content="intarsia: index of runs">'
 """How a page is known as ours."""
@@ -21,7 +30,7 @@ _SLOTS = 12
 """Bars that a chart has room for at least."""
 _OPEN = 25
 """Runs of a pipeline that are shown before the others are folded away."""
-_STYLE = """
+STYLE = """
 .charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(260px,1fr));gap:10px 22px;margin:0 0 12px}
 .chart .head{display:flex;justify-content:space-between;gap:10px;font-size:13px;color:var(--quiet)}
 .chart svg{display:block;width:100%;height:72px;border-bottom:1px solid var(--edge);margin:3px 0}
@@ -78,7 +87,6 @@ class RunList:
 def render_index(listed: RunList) -> str:
     """The page; nothing is loaded from anywhere, and every text from outside is escaped."""
     names = list(dict.fromkeys(run.pipeline for run in listed.runs))
-    parts = [_render_pipeline([run for run in listed.runs if run.pipeline == name]) for name in names]
     title = f"Runs of {names[0]}" if len(names) == 1 else "Runs"
     count = units.format_count(len(listed.runs), "run")
     of = f" of {units.format_count(len(names), 'pipeline')}" if len(names) > 1 else ""
@@ -86,11 +94,17 @@ def render_index(listed: RunList) -> str:
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">{MARK}'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
-        f"<title>{_escape(title)}</title><style>{STYLE}{_STYLE}</style></head>\n"
+        f"<title>{_escape(title)}</title><style>{page.STYLE}{STYLE}</style></head>\n"
         f'<body><main><header><div class="top"><h1>{_escape(title)}</h1></div><p>{count}{of}, newest first.'
-        f" Times are UTC.</p></header>{''.join(parts)}<footer>{_describe_rest(listed)}</footer>"
+        f" Times are UTC.</p></header>{render_pipelines(listed)}<footer>{_describe_rest(listed)}</footer>"
         "</main></body></html>\n"
     )
+
+
+def render_pipelines(listed: RunList) -> str:
+    """A section for each pipeline: charts and a table of its runs."""
+    names = dict.fromkeys(run.pipeline for run in listed.runs)
+    return "".join(_render_pipeline([run for run in listed.runs if run.pipeline == name]) for name in names)
 
 
 def _describe_rest(listed: RunList) -> str:
@@ -112,7 +126,7 @@ def _render_pipeline(runs: Sequence[PastRun]) -> str:
         more = units.format_count(len(lines) - _OPEN, "earlier run")
         table += f'<details class="more"><summary>{more}</summary>{_render_table(lines[_OPEN:])}</details>'
     return (
-        f'<section><div class="latest"><h2>{_escape(latest.pipeline)}</h2>{_render_mark(latest)}'
+        f'<section><div class="latest"><h2>{_escape(latest.pipeline)}</h2>{render_mark(latest)}'
         f'<span class="quiet">{_describe_success(runs)}</span></div>'
         f"{_render_charts([run for run in runs if not run.dry_run][:_BARS][::-1])}{table}</section>"
     )
@@ -191,7 +205,7 @@ def _draw_bars(
 
 
 def _describe_run(run: PastRun) -> str:
-    rows = _describe_rows(run) or "no rows changed"
+    rows = describe_rows(run) or "no rows changed"
     return f"{run.started:%Y-%m-%d %H:%M:%S}: {run.status}, {units.format_seconds(run.seconds)}, {rows}"
 
 
@@ -215,7 +229,7 @@ def _render_line(run: PastRun, longest: float) -> str:
     share = 100 * run.seconds / longest if longest > 0 else 0
     steps = f"{run.steps}" + (f" ({run.unchanged} unchanged)" if run.unchanged else "")
     return (
-        f"<tr><td>{link}</td><td>{_render_mark(run)}</td><td>{_escape(_describe_rows(run))}</td>"
+        f"<tr><td>{link}</td><td>{render_mark(run)}</td><td>{_escape(describe_rows(run))}</td>"
         f'<td class="num wide">{units.format_size(run.bytes_written) if run.bytes_written else ""}</td>'
         f'<td class="wide">{steps}</td><td class="wide">{_escape(run.engine)}</td>'
         f'<td class="num">{units.format_seconds(run.seconds)}'
@@ -223,7 +237,7 @@ def _render_line(run: PastRun, longest: float) -> str:
     )
 
 
-def _render_mark(run: PastRun) -> str:
+def render_mark(run: PastRun) -> str:
     tone, word = _describe_status(run)
     return f'<span class="mark {tone}" title="{_escape(run.status)}">{_escape(units.elide(word, 28))}</span>'
 
@@ -239,7 +253,7 @@ def _describe_status(run: PastRun) -> tuple[str, str]:
     return ("calm", "nothing changed") if "nothing had changed" in run.status else ("good", "done")
 
 
-def _describe_rows(run: PastRun) -> str:
+def describe_rows(run: PastRun) -> str:
     counts = (("+", run.inserted), ("~", run.updated), ("−", run.deleted))
     return " ".join(f"{sign}{units.format_number(count)}" for sign, count in counts if count)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import glob
 import json
 import os
@@ -13,6 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from intarsia.common.locks import try_lock, unlock
+from intarsia.common.system import replace_file, sync_descriptor, sync_path
 from intarsia.errors import CommitConflict, DamagedTable, InputError, StorageError
 from intarsia.pipeline.inputs import FileStamp
 from intarsia.pipeline.model import Pipeline
@@ -308,19 +309,17 @@ def hold_lock(path: Path) -> Iterator[None]:
     lock = path.with_name(f".{path.name}.lock")
     with _translate_storage_errors(path):
         _make_directory(path.parent)
-        handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        handle = try_lock(str(lock), 0o644)
+    if handle is None:
+        raise CommitConflict(
+            f"Another run of this pipeline is under way: {lock} is locked.",
+            path=str(path),
+            hint="wait for it, or give this pipeline a state file of its own",
+        )
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise CommitConflict(
-                f"Another run of this pipeline is under way: {lock} is locked.",
-                path=str(path),
-                hint="wait for it, or give this pipeline a state file of its own",
-            ) from error
         yield
     finally:
-        os.close(handle)
+        unlock(handle)
 
 
 @contextmanager
@@ -368,12 +367,12 @@ def write_atomically(path: Path, data: bytes) -> None:
             with open(draft, "wb") as file:
                 file.write(data)
                 file.flush()
-                os.fsync(file.fileno())
-            os.replace(draft, path)
+                sync_descriptor(file.fileno())
+            replace_file(str(draft), str(path))
         except BaseException:
             draft.unlink(missing_ok=True)
             raise
-        _sync(path.parent)
+        sync_path(str(path.parent))
 
 
 def _make_directory(path: Path) -> None:
@@ -382,15 +381,7 @@ def _make_directory(path: Path) -> None:
         return
     _make_directory(path.parent)
     path.mkdir(exist_ok=True)
-    _sync(path.parent)
-
-
-def _sync(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync_path(str(path.parent))
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from intarsia import api
+from intarsia.common.requests import Requests
 from intarsia.core.report import MergeFileMetadata, MergeResult
 from intarsia.core.report import as_json as result_as_json
 from intarsia.errors import EngineError
@@ -279,12 +280,18 @@ class BatchGate:
             self.closed = True
 
 
+def _read_result(raw: dict[str, Any]) -> MergeResult:
+    """A result from the JSON of a batch; its notes are told for all batches together."""
+    files = [MergeFileMetadata(**file) for file in raw["files"]]
+    sent = raw.get("requests")  # which batches of earlier versions lack
+    return MergeResult(
+        **raw | {"files": files, "notes": (), "requests": None if sent is None else Requests(**sent)}
+    )
+
+
 def combine_results(raw: list[dict[str, Any]]) -> MergeResult | None:
     """The results of batches as one: counts are added, files listed one after the other."""
-    results = [
-        MergeResult(**one | {"files": [MergeFileMetadata(**file) for file in one["files"]], "notes": ()})
-        for one in raw
-    ]
+    results = [_read_result(one) for one in raw]
     if not results:
         return None
 
@@ -309,6 +316,7 @@ def combine_results(raw: list[dict[str, Any]]) -> MergeResult | None:
         target_count_before=results[0].target_count_before,
         created=any(one.created for one in results),
         attempts=max(one.attempts for one in results),
+        requests=None if any(one.requests is None for one in results) else add("requests"),
         notes=tuple(dict.fromkeys(note for one in raw for note in one["notes"])),
     )
 

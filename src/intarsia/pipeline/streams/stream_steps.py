@@ -100,11 +100,13 @@ def check_streams(run_state: RunState) -> None:
 
 @contextmanager
 def _name_stream(run_state: RunState, name: str) -> Iterator[None]:
-    """Name the file and the stream in an error about its checkpoint."""
+    """Name the file and the stream in an error about its checkpoint that does not name one already."""
+    where = show_pipeline(run_state)
     try:
         yield
     except (InputError, DamagedTable) as error:
-        where = run_state.pipeline.origin or f"pipeline {run_state.pipeline.name!r}"
+        if error.message.startswith(f"{where}, [sources."):
+            raise
         message = error.message[:1].lower() + error.message[1:]
         told = f"{where}, [sources.{name}] stream: {message}"
         raise type(error)(told, path=error.path, hint=error.hint) from error
