@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from intarsia.core.report import MergeResult
     from intarsia.core.rule import when_matched, when_not_matched, when_not_matched_by_source
     from intarsia.errors import IntarsiaError
+    from intarsia.integrations.polars import scan
     from intarsia.reading import inspect, read, snapshot
     from intarsia.spark.tables import spark_table
     from intarsia.undo import history, restore
@@ -51,6 +52,7 @@ _HOMES = {
     "read": "intarsia.reading",
     "recover": "intarsia.api",
     "restore": "intarsia.undo",
+    "scan": "intarsia.integrations.polars",
     "snapshot": "intarsia.reading",
     "spark_table": "intarsia.spark.tables",
     "update": "intarsia.api",
@@ -76,6 +78,7 @@ __all__ = [
     "read",
     "recover",
     "restore",
+    "scan",
     "snapshot",
     "spark_table",
     "update",
