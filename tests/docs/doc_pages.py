@@ -17,10 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from click.testing import CliRunner
-
-from intarsia.cli.commands import cli
-
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
@@ -112,6 +108,10 @@ def _write(block: Block) -> None:
 
 def _run_commands(block: Block, page: str) -> None:
     """Run the lines after ``$``; those below are all that they print, but for times and sizes."""
+    from click.testing import CliRunner  # an extra, without which the Python of a page runs
+
+    from intarsia.cli.commands import cli
+
     line = block.line
     for part in re.split(r"^(?=\$ )", block.code, flags=re.MULTILINE)[1:]:
         command, _, claimed = part.partition("\n")
@@ -128,7 +128,9 @@ def _run_commands(block: Block, page: str) -> None:
 
 def _source(lines: list[str], statement: ast.stmt) -> str:
     assert statement.end_lineno is not None
-    return "\n" * (statement.lineno - 1) + "\n".join(lines[statement.lineno - 1 : statement.end_lineno])
+    decorators = getattr(statement, "decorator_list", ())  # above the line that a function says it is in
+    first = min([statement.lineno, *(decorator.lineno for decorator in decorators)])
+    return "\n" * (first - 1) + "\n".join(lines[first - 1 : statement.end_lineno])
 
 
 def _claimed(lines: list[str], statement: ast.stmt) -> str | None:

@@ -19,6 +19,9 @@ from intarsia.datasets import pyarrow as facade
 from intarsia.datasets.duckdb import DuckDBDatasetIO
 from intarsia.datasets.io import DatasetIO
 from intarsia.datasets.spark import SparkDatasetIO
+from intarsia.integrations import duckdb as relations
+from intarsia.integrations.pandas import DataFrameAccessor
+from intarsia.integrations.polars import DataFrameNamespace, LazyFrameNamespace
 from pyspark_intarsia import DefaultSource
 
 PIPELINE = """
@@ -41,7 +44,7 @@ on = "id"
 
 def _public() -> dict[str, Callable[..., Any]]:
     found: dict[str, Callable[..., Any]] = {}
-    for module in (intarsia, pipeline, facade, spark_facade):
+    for module in (intarsia, pipeline, facade, spark_facade, relations):
         for name in module.__all__:
             thing = getattr(module, name)
             if inspect.isfunction(thing) and thing.__module__ != "intarsia.common.schema":
@@ -55,6 +58,7 @@ def _public() -> dict[str, Callable[..., Any]]:
     return found
 
 
+ON_FRAMES = (DataFrameAccessor, DataFrameNamespace, LazyFrameNamespace)
 PUBLIC = _public()
 RAISE_NOTHING = {"intarsia.pipeline.as_json", "intarsia.spark.active_session", "intarsia.spark.stop_session"}
 
@@ -98,3 +102,16 @@ def _run_example(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     told: list[str] = []
     failed = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(parsed, out=told.append).failed
     assert not failed, "".join(told)
+
+
+@pytest.mark.parametrize("kind", ON_FRAMES)
+def test_what_frames_have_says_its_arguments_and_its_example_runs(
+    kind: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for method in (kind.merge_into, kind.write_to):  # type: ignore[attr-defined]
+        text = inspect.getdoc(method) or ""
+        names = [name for name in inspect.signature(method).parameters if name != "self"]
+        assert [name for name in names if f"\n    {name}: " not in text] == []
+        assert "\nRaises:\n" in text
+    monkeypatch.setitem(PUBLIC, kind.__qualname__, kind)
+    _run_example(kind.__qualname__, tmp_path, monkeypatch)

@@ -12,23 +12,31 @@ import intarsia
 from intarsia import errors
 
 ROOT = doc_pages.ROOT
+ON_SPARK = {"spark.md", "spark-pipeline.md"}
 
 
 def _name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-def _on_spark(page: Path) -> Any:
-    marks = (pytest.mark.spark, pytest.mark.session_at_hand)
-    return pytest.param(page, marks=marks) if page.name == "spark.md" else page
+def _with_marks(page: Path) -> Any:
+    marks: tuple[Any, ...] = ()
+    if page.name in ON_SPARK:
+        # The first page on Spark starts the session, which takes minutes on a machine that is busy.
+        marks = (pytest.mark.spark, pytest.mark.session_at_hand, pytest.mark.timeout(900))
+    elif page.parent.name == "integrations":  # packages warn of each other
+        marks = (pytest.mark.filterwarnings("ignore::DeprecationWarning"),)
+    return pytest.param(page, marks=marks)
 
 
-@pytest.mark.parametrize("page", [_on_spark(page) for page in doc_pages.PAGES], ids=_name)
+@pytest.mark.parametrize("page", [_with_marks(page) for page in doc_pages.PAGES], ids=_name)
 def test_every_example_runs_and_prints_what_it_claims(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     if request.node.get_closest_marker("spark") is not None:
         request.getfixturevalue("spark")
+    if page.parent.name == "integrations" and page.stem != "index":
+        pytest.importorskip(page.stem, reason=f"make doors DOORS={page.stem} runs this page")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
     doc_pages.run_page(page.read_text(encoding="utf-8"), _name(page))
@@ -41,6 +49,11 @@ def test_a_block_that_prints_something_else_than_it_claims_is_found() -> None:
     wrong = doc_pages.blocks("```python\nprint(1 + 1)\n```\n\n```text\n3\n```\n")
     with pytest.raises(AssertionError, match="claims"):
         doc_pages.run(wrong[0], {}, "page")
+
+
+def test_a_decorator_is_part_of_its_statement() -> None:
+    text = "```python\nimport functools\n\n\n@functools.cache\ndef f():\n    pass\n\n\nf.cache_clear()\n```\n"
+    doc_pages.run_page(text, "page")
 
 
 def test_a_command_that_prints_something_else_than_the_page_claims_is_found(
