@@ -6,14 +6,20 @@ BIN     := $(VENV)/bin
 DEV     := $(VENV)/.dev-installed
 BENCH   := $(VENV)/.bench-installed
 OLDEST  := $(VENV)/duckdb-oldest
+ENGINES := $(VENV)/engines
+COVER   := $(VENV)/.coverage-installed
+RELEASE := $(VENV)/release
+DOCS    := $(VENV)/docs
 STORES  := $(VENV)/stores
 CLASSES := $(VENV)/spark-classes.jsa
 WORKERS ?= 2
 ARGS    ?=
+DOORS   ?= $(patsubst requirements/door-%.txt,%,$(wildcard requirements/door-*.txt))
 
 PYTEST  := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 SUITE   := $(PYTEST) --ignore tests/cross --ignore tests/kafka
 CROSS   := INTARSIA_CROSS=$${INTARSIA_CROSS:-short} $(BIN)/python -m pytest -q --timeout 600 tests/cross
+README_EXTRAS := cli,duckdb,iceberg,sql
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
            --custom-compile-command "make lock"
 
@@ -25,10 +31,10 @@ RECENT := import sys; sys.exit(sys.version_info < (3, 11))
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format test test-all test-fast spark crash property cluster cross kafka stores duckdb-oldest bench bench-spark bench-pipeline bench-iceberg bench-tpch bench-files demo tour lock clean distclean
+.PHONY: help setup lint format checks classes test test-all test-fast spark crash property cluster cross kafka stores duckdb-oldest doors engines-oldest engines-newest coverage release bench bench-spark bench-pipeline bench-iceberg bench-tpch bench-files demo tour docs docs-serve lock clean distclean
 
 help: ## Show this list
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "  ARGS='-k name' goes to pytest or the benchmark; WORKERS=4 runs more tests at once;"
 	@echo "  PYTHON=/path/to/python names the interpreter that .venv is made with."
 
@@ -61,11 +67,14 @@ $(BENCH): requirements/bench.txt $(DEV)
 	@$(call install,--require-hashes --requirement requirements/bench.txt)
 	@touch $@
 
-# $(call sync,file): exactly these packages (pip cannot remove the others, uv does).
-sync = if $(HAS_UV); then uv pip sync --quiet --require-hashes --python $(BIN)/python $(1); \
-       else $(BIN)/python -m pip install --quiet --no-deps --require-hashes --requirement $(1); fi
-install = if $(HAS_UV); then uv pip install --quiet --python $(BIN)/python $(1); \
-          else $(BIN)/python -m pip install --quiet $(1); fi
+# $(call sync,file[,bin]): exactly these packages (pip cannot remove the others, uv does).
+sync = if $(HAS_UV); then uv pip sync --quiet --require-hashes --python $(or $(2),$(BIN))/python $(1); \
+       else $(or $(2),$(BIN))/python -m pip install --quiet --no-deps --require-hashes --requirement $(1); fi
+# $(call make_venv,directory): an environment beside .venv, of its Python.
+make_venv = if $(HAS_UV); then uv venv --quiet --clear --python $(BIN)/python $(1); else $(BIN)/python -m venv --clear $(1); fi
+# $(call install,arguments[,bin])
+install = if $(HAS_UV); then uv pip install --quiet --python $(or $(2),$(BIN))/python $(1); \
+          else $(or $(2),$(BIN))/python -m pip install --quiet $(1); fi
 
 lint: $(DEV) ## Check style, types and the direction of imports
 	@$(BIN)/ruff check --quiet .
@@ -81,32 +90,38 @@ format: $(DEV) ## Put the code in shape
 $(CLASSES): tests/jvm_options.py $(DEV)
 	@$(BIN)/python -m tests.jvm_options $@ 2>/dev/null || true
 
-test: lint $(CLASSES) ## Set up, check, and run the tests: the one command
+# The archive of classes is made while mypy checks the types.
+checks: $(DEV)
+	@$(MAKE) --no-print-directory -j 2 lint classes
+
+classes: $(CLASSES)
+	@:
+
+test: checks ## Set up, check, and run every test with some of its cases: the one command
 	@$(SUITE) $(ARGS)
 	@$(if $(ARGS),,$(CROSS))
 
-test-all: lint $(CLASSES) ## As make test with every case of it, all of Spark and larger samples, on a disk (hours)
-	@INTARSIA_CONTRACT=full INTARSIA_SPARK=full INTARSIA_CRASH=sample PYTEST_DEBUG_TEMPROOT=$${TMPDIR:-/tmp} \
-	  $(SUITE) --timeout 1200 $(ARGS)
-	@$(if $(ARGS),,export INTARSIA_CROSS=full; $(CROSS))
+test-all: checks ## As make test with every case of its tests, all of Spark and larger sweeps, on a disk (hours)
+	@INTARSIA_TESTS=all PYTEST_DEBUG_TEMPROOT=$${TMPDIR:-/tmp} $(SUITE) --timeout 1200 $(ARGS)
+	@$(if $(ARGS),,export INTARSIA_TESTS=all INTARSIA_CROSS=full; $(CROSS))
 
 test-fast: $(DEV) ## Run the tests without the checks
 	@$(PYTEST) $(ARGS)
 
 spark: $(DEV) ## Run everything that Spark is tested with, not only the core of it
-	@INTARSIA_SPARK=full $(PYTEST) --timeout 1200 -m spark $(ARGS)
+	@INTARSIA_TESTS=all $(PYTEST) --timeout 1200 -m spark $(ARGS)
 
 crash: $(DEV) ## Kill every operation at every system call (long; needs a C compiler)
-	@INTARSIA_CRASH=full $(PYTEST) --timeout 7200 tests/crash $(ARGS)
+	@INTARSIA_TESTS=all INTARSIA_CRASH=full $(PYTEST) --timeout 7200 tests/crash $(ARGS)
 
 property: $(DEV) ## Run the property tests with many more examples
-	@INTARSIA_HYPOTHESIS=full $(PYTEST) --timeout 7200 tests/property tests/spark/test_agrees_with_arrow.py $(ARGS)
+	@INTARSIA_TESTS=all INTARSIA_HYPOTHESIS=full $(PYTEST) --timeout 7200 tests/property tests/spark/test_agrees_with_arrow.py $(ARGS)
 
 cluster: $(DEV) ## Kill workers, tasks and drivers of a real Spark cluster on this machine (minutes)
 	@INTARSIA_CLUSTER=1 $(BIN)/python -m pytest -q --timeout 600 tests/cluster $(ARGS)
 
 cross: $(DEV) ## Change Iceberg tables in turns with Spark and its own runtime (minutes; fetches two jars once)
-	@$(CROSS) $(ARGS)
+	@INTARSIA_TESTS=all $(CROSS) $(ARGS)
 
 kafka: $(DEV) ## Run pipelines over the topics of a real broker of Kafka (minutes; fetches its jars once)
 	@INTARSIA_KAFKA=1 $(BIN)/python -m pytest -q --timeout 900 tests/kafka $(ARGS)
@@ -140,8 +155,10 @@ $(STORES)/bin/azurite-blob:
 SERVERS := $(addprefix $(STORES)/bin/,versitygw azurite-blob fake-gcs-server toxiproxy-server)
 
 stores: $(DEV) $(SERVERS) ## Faults at every request of an object store, writers on real servers (minutes; needs Go and Node.js)
-	@INTARSIA_STORES=full $(PYTEST) --timeout 3600 -m "not spark" tests/stores $(ARGS)
-	@INTARSIA_STORES=full INTARSIA_SPARK=full $(PYTEST) --timeout 3600 tests/stores/test_spark_on_stores.py $(ARGS)
+	@rm -f $(STORES)/points
+	@INTARSIA_TESTS=all INTARSIA_STORES=full INTARSIA_POINTS=$(abspath $(STORES))/points $(PYTEST) --timeout 3600 -m "not spark" tests/stores $(ARGS)
+	@test ! -s $(STORES)/points || $(BIN)/python tests/stores/stores_points.py $(STORES)/points
+	@INTARSIA_TESTS=all INTARSIA_STORES=full $(PYTEST) --timeout 3600 tests/stores/test_spark_on_stores.py $(ARGS)
 
 # The package lies beside the others and comes before the one among them.
 $(OLDEST)/.installed: requirements/duckdb-oldest.txt $(DEV)
@@ -150,8 +167,74 @@ $(OLDEST)/.installed: requirements/duckdb-oldest.txt $(DEV)
 	@touch $@
 
 duckdb-oldest: $(OLDEST)/.installed ## Run what DuckDB is tested with on the oldest version that is supported
-	@PYTHONPATH=$(OLDEST) $(PYTEST) -m "not spark" -k duckdb tests/duckdb tests/contract tests/spec tests/bad_input \
+	@INTARSIA_TESTS=all PYTHONPATH=$(OLDEST) $(PYTEST) -m "not spark" -k duckdb tests/duckdb tests/contract tests/spec tests/bad_input \
 	  tests/unit/test_auto_engine.py $(ARGS)
+
+# Beside the others, as above. What is tested is what each engine does by itself.
+TRY_ENGINES = INTARSIA_TESTS=all PYTHONPATH=$(1) $(PYTEST) -m "not spark" tests/spec tests/contract $(ARGS) \
+  && PYTHONPATH=$(1) $(PYTEST) --timeout 1200 -m spark tests/spec $(ARGS)
+
+$(ENGINES)-oldest/.installed: requirements/engines-oldest.txt $(DEV)
+	@rm -rf $(ENGINES)-oldest
+	@$(call install,--no-deps --require-hashes --requirement requirements/engines-oldest.txt --target $(ENGINES)-oldest)
+	@touch $@
+
+engines-oldest: $(ENGINES)-oldest/.installed ## Run the specification and the contract on the oldest PyArrow, PySpark and PyIceberg
+	@$(call TRY_ENGINES,$(ENGINES)-oldest)
+
+ALLOWED := import re, tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+  found = [*project["dependencies"], *sum(project["optional-dependencies"].values(), [])]; \
+  print(*sorted({re.sub(r"\[.*\]", "", one) for one in found if re.match("duckdb|pyarrow|pyspark|pyiceberg", one)}), sep="\n")
+
+engines-newest: $(DEV) ## Run the specification and the contract on the newest engines that pyproject.toml allows, unpinned
+	@rm -rf $(ENGINES)-newest && mkdir -p $(ENGINES)-newest
+	@$(BIN)/python -c '$(ALLOWED)' > $(ENGINES)-newest/allowed.txt && cat $(ENGINES)-newest/allowed.txt
+	@$(call install,--no-deps --upgrade --requirement $(ENGINES)-newest/allowed.txt --target $(ENGINES)-newest)
+	@$(call TRY_ENGINES,$(ENGINES)-newest)
+
+$(COVER): requirements/coverage.txt $(DEV)
+	@$(call install,--no-deps --require-hashes --requirement requirements/coverage.txt)
+	@touch $@
+
+coverage: $(COVER) ## Measure which lines and branches the tests reach, without Spark; a page in htmlcov/
+	@$(PYTEST) --cov --cov-report=term --cov-report=html -m "not spark" $(or $(ARGS),tests/unit tests/spec tests/contract)
+
+$(RELEASE)/.installed: requirements/release.txt $(DEV)
+	@rm -rf $(RELEASE)
+	@$(call make_venv,$(RELEASE))
+	@$(call install,--no-deps --require-hashes --requirement requirements/release.txt,$(RELEASE)/bin)
+	@touch $@
+
+# $(call try_wheel,directory,extras): the wheel alone in a clean environment, in which the README's examples run.
+try_wheel = $(call make_venv,$(1)) \
+  && $(call install,--constraint $(RELEASE)/versions.txt "$$(ls $(CURDIR)/dist/*.whl)$(2)",$(1)/bin) \
+  && $(1)/bin/python -I tests/docs/run_readme.py
+
+release: $(RELEASE)/.installed ## Build the sdist and the wheel, check them, try the wheel; nothing is uploaded (RELEASING.md)
+	@rm -rf dist
+	@$(RELEASE)/bin/python -m build --no-isolation >/dev/null
+	@$(RELEASE)/bin/twine check --strict dist/*
+	@$(RELEASE)/bin/check-wheel-contents dist/*.whl
+	@sed -n 's/^\([A-Za-z0-9][^\\]*\) *\\*$$/\1/p' requirements/dev.txt > $(RELEASE)/versions.txt
+	@$(call try_wheel,$(RELEASE)/plain,)
+	@$(call try_wheel,$(RELEASE)/extras,[$(README_EXTRAS)])
+	@echo "Nothing was uploaded. RELEASING.md says what comes next."; ls -l dist
+
+# A door is named after its extra, and has its own pins and its own environment.
+$(VENV)/doors/%/.installed: requirements/door-%.txt | $(DEV)
+	@echo "Making $(@D)"
+	@rm -rf $(@D)
+	@$(call make_venv,$(@D))
+	@$(call sync,$<,$(@D)/bin)
+	@$(call install,--no-deps --no-build-isolation --editable .,$(@D)/bin)
+	@touch $@
+
+doors: $(DOORS:%=$(VENV)/doors/%/.installed) ## Run the integrations with the real packages, each in its own environment (DOORS="dbt dlt")
+	@set -e; for door in $(DOORS); do \
+	  echo "$$door:"; export AIRFLOW_HOME="$(abspath $(VENV))/doors/$$door/home"; \
+	  $(VENV)/doors/$$door/bin/python -m pytest -q $$(ls tests/integrations/test_$$door*.py 2>/dev/null) \
+	    "tests/docs/test_examples.py::test_every_example_runs_and_prints_what_it_claims[docs/integrations/$$door.md]" $(ARGS); \
+	done
 
 bench: $(BENCH) ## Measure against the peers, as ratios in one run
 	@$(BIN)/python -m bench $(ARGS)
@@ -177,13 +260,46 @@ demo: $(DEV) ## Run a shop's pipeline on local Spark: files and a stream, querie
 tour: $(DEV) ## Every operation in process, on a generated dataset, with plans and pictures (seconds)
 	@$(BIN)/python examples/demo.py $(ARGS)
 
+# The site's builder has an environment of its own; the reference is read from the source, so nothing else is needed.
+$(DOCS)/.installed: requirements/docs.txt
+	@set -e; \
+	rm -rf $(DOCS); \
+	found=; \
+	for python in $(or $(PYTHON),$(BIN)/python $(PYTHONS)); do \
+	  if "$$python" -c '$(RECENT)' >/dev/null 2>&1; then found=$$python; break; fi; \
+	done; \
+	if [ -z "$$found" ]; then \
+	  echo "The documentation needs Python 3.11 or newer: make docs PYTHON=/path/to/python" >&2; exit 1; \
+	fi; \
+	if $(HAS_UV); then \
+	  uv venv --quiet --python "$$("$$found" -c 'import sys; print(sys.executable)')" $(DOCS); \
+	  uv pip sync --quiet --require-hashes --python $(DOCS)/bin/python requirements/docs.txt; \
+	else \
+	  "$$found" -m venv $(DOCS); \
+	  $(DOCS)/bin/python -m pip install --quiet --no-deps --require-hashes --requirement requirements/docs.txt; \
+	fi
+	@touch $@
+
+docs: $(DOCS)/.installed ## Build the documentation into build/site, with links checked and warnings as errors
+	@$(DOCS)/bin/python tools/docs_site.py build
+
+docs-serve: $(DOCS)/.installed ## Show the documentation on loopback; edits appear as you save (ARGS=--open)
+	@$(DOCS)/bin/python tools/docs_site.py serve $(ARGS)
+
 lock: ## Pin the requirements again (needs uv; make lock ARGS=--upgrade takes newer versions)
 	@$(COMPILE) $(ARGS) pyproject.toml requirements/dev.in --output-file requirements/dev.txt
 	@$(COMPILE) $(ARGS) requirements/bench.in --output-file requirements/bench.txt
 	@$(COMPILE) $(ARGS) requirements/duckdb-oldest.in --output-file requirements/duckdb-oldest.txt
+	@$(COMPILE) $(ARGS) --no-deps requirements/engines-oldest.in --output-file requirements/engines-oldest.txt
+	@$(COMPILE) $(ARGS) requirements/coverage.in --output-file requirements/coverage.txt
+	@$(COMPILE) $(ARGS) requirements/release.in --output-file requirements/release.txt
+	@$(COMPILE) $(ARGS) requirements/docs.in --output-file requirements/docs.txt
+	@set -e; for door in $(patsubst requirements/door-%.in,%,$(wildcard requirements/door-*.in)); do \
+	  $(COMPILE) $(ARGS) pyproject.toml --extra $$door requirements/door-$$door.in --output-file requirements/door-$$door.txt; \
+	done
 
 clean: ## Remove caches and build results
-	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis demo-output
+	@rm -rf build dist htmlcov .coverage .cache .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis demo-output
 	@find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 distclean: clean ## Remove .venv as well

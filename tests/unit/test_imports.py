@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import intarsia
+from intarsia.common import lazy
 
 OPTIONAL = (
     "duckdb",
@@ -23,8 +24,11 @@ OPTIONAL = (
     "s3fs",
     "pandas",
     "polars",
+    "starlette",
+    "uvicorn",
+    "opentelemetry",
 )
-HEAVY_PARTS = ("api", "engines", "tables", "storage", "datasets", "sql", "show", "cli", "pipeline")
+HEAVY_PARTS = ("api", "engines", "tables", "storage", "datasets", "sql", "show", "cli", "pipeline", "ui")
 
 
 def _run(script: str) -> str:
@@ -66,6 +70,32 @@ for package in (intarsia.common, intarsia.core):
         print(module.name)
 """
     assert "intarsia.core.ports" in _run(script).split()
+
+
+def test_every_package_that_a_module_begins_with_is_missed_by_the_name_of_its_extra():
+    # dbt and dlt import their module themselves, and so have the package.
+    known = {"intarsia", "pyarrow", "dbt", "dbt_common", "dlt", *lazy._EXTRAS, *sys.stdlib_module_names}
+    unknown = set()
+    for path in Path(intarsia.__file__).parent.rglob("*.py"):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+            unknown |= {(path.name, name) for name in names if name.partition(".")[0] not in known}
+    assert unknown == set()
+
+
+def test_an_embedded_catalog_without_pyiceberg_names_its_extra():
+    script = """
+import sys
+for name in ("pyiceberg", "pydantic", "pyroaring", "sqlalchemy"):
+    sys.modules[name] = None  # an import of it now fails
+from intarsia.errors import NotSupported
+try:
+    from intarsia.tables.iceberg import embedded_catalog
+except NotSupported as error:
+    print(error)
+"""
+    assert "pip install 'intarsia[iceberg]'" in _run(script)
 
 
 def test_every_public_name_is_there_and_listed():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from importlib import metadata
@@ -16,7 +17,8 @@ import intarsia
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-PINNED = ["dev", "bench", "duckdb-oldest"]
+DOORS = sorted(path.stem for path in (ROOT / "requirements").glob("door-*.txt"))
+PINNED = ["dev", "bench", "docs", "duckdb-oldest", "engines-oldest", "coverage", "release", *DOORS]
 
 # Put together from halves, so that this file does not name them itself.
 REGISTRIES = [
@@ -45,7 +47,7 @@ def _repository_files() -> list[Path]:
         found = [ROOT / name for name in listed.split("\0") if name]
     else:
         top = [path for path in ROOT.iterdir() if path.is_file()]
-        folders = ["src", "tests", "requirements", "bench", "examples", "docs", ".ci"]
+        folders = ["src", "tests", "requirements", "bench", "examples", "docs", "tools", ".ci", ".github"]
         below = [path for folder in folders for path in (ROOT / folder).rglob("*")]
         found = [path for path in top + below if "__pycache__" not in path.parts]
     return [path for path in found if path.is_file()]
@@ -95,8 +97,10 @@ def test_only_pyarrow_is_required():
 
 
 def test_the_extra_all_holds_every_other_extra():
+    doors = {name.removeprefix("door-") for name in DOORS}  # each has pins of its own
     extras = PROJECT["project"]["optional-dependencies"]
-    assert set(extras) == {
+    assert doors <= set(extras)
+    assert set(extras) - doors == {
         "sql",
         "fsspec",
         "s3",
@@ -107,11 +111,15 @@ def test_the_extra_all_holds_every_other_extra():
         "iceberg",
         "cli",
         "lineage",
+        "ui",
+        "otel",
+        "polars",
+        "pandas",
         "all",
     }
     inside = re.fullmatch(r"intarsia\[(.*)\]", extras["all"][0])
     assert inside is not None
-    assert set(inside.group(1).split(",")) == set(extras) - {"all"}
+    assert set(inside.group(1).split(",")) == set(extras) - doors - {"all"}
 
 
 @pytest.mark.parametrize("name", PINNED)
@@ -142,10 +150,29 @@ def test_the_two_sets_of_pins_agree():
 
 
 def test_the_version_is_told_once():
-    version = PROJECT["project"]["version"]
-    assert metadata.version("intarsia") == version
-    assert getattr(intarsia, "__version__", version) == version
+    assert "version" in PROJECT["project"]["dynamic"]
+    source = ROOT / PROJECT["tool"]["hatch"]["version"]["path"]
+    assert source == ROOT / "src" / "intarsia" / "__init__.py"
+    version = intarsia.__version__
+    assert re.findall(r'^__version__ = "(.+)"$', source.read_text(), re.MULTILINE) == [version]
+    assert metadata.version("intarsia") == version, "run make setup: the version has changed since"
+    assert re.findall(r"^version", (ROOT / "CITATION.cff").read_text(), re.MULTILINE) == []
     assert version in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_sdist_holds_what_the_tests_look_at(tmp_path: Path):
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    (sdist,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(sdist) as opened:
+        names = {name.partition("/")[2] for name in opened.getnames()}
+    wanted = {str(path.relative_to(ROOT)) for path in _repository_files()}
+    assert wanted - names == set()
+    assert {name.partition("/")[0] for name in names - wanted} == {"PKG-INFO"}
 
 
 def test_the_facades_below_core_are_held_by_the_import_contract():
