@@ -22,8 +22,8 @@ if EVERYTHING:
     os.environ.setdefault("INTARSIA_SPARK", "full")
     os.environ.setdefault("INTARSIA_CRASH", "sample")
 
-WHOLE = ("tests/docs/", "tests/cluster/", "tests/kafka/")
-"""Every case of these is run: they are few, or have targets of their own."""
+WHOLE = ("tests/unit/", "tests/spec/", "tests/docs/", "tests/cluster/", "tests/kafka/")
+"""Every case of these is run: they take milliseconds, or are few, or have targets of their own."""
 MOST = {
     "tests/bad_input/": 4,
     "tests/crash/": 3,
