@@ -31,7 +31,7 @@ RECENT := import sys; sys.exit(sys.version_info < (3, 11))
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format checks classes test suite cross-beside test-all test-fast spark crash property cluster cross kafka stores duckdb-oldest doors engines-oldest engines-newest coverage release bench bench-spark bench-pipeline bench-iceberg bench-tpch bench-files demo tour docs docs-serve lock clean distclean
+.PHONY: help setup lint format checks classes test suite cross-beside test-all test-fast spark crash property cluster cross kafka stores duckdb-oldest doors engines-oldest engines-newest coverage release bench bench-spark bench-pipeline bench-cluster bench-iceberg bench-tpch bench-files demo tour docs docs-serve lock clean distclean
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -252,6 +252,9 @@ bench-spark: $(BENCH) ## Measure on Spark against Delta Lake and Iceberg (long; 
 
 bench-pipeline: $(BENCH) ## Measure a pipeline on Spark against the same by hand in PySpark
 	@$(BIN)/python -m bench.spark.pipeline $(ARGS)
+
+bench-cluster: $(BENCH) ## Measure 20M rows into 100M on a standalone cluster of one and of two workers (long; 30 GB of disk)
+	@$(BIN)/python -m bench.spark.cluster $(ARGS)
 
 bench-files: $(BENCH) ## Measure a small merge at the start, and into many files
 	@$(BIN)/python -m bench.files $(ARGS)

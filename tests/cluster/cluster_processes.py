@@ -87,10 +87,12 @@ class Worker:
 
 @dataclass
 class Cluster:
-    """One master, two workers of one core each."""
+    """One master, and a worker of one core on each host."""
 
     place: Path
     hosts: Sequence[str]
+    memory: str = "1g"
+    """Of a worker, for its executors."""
     url: str = ""
     master: subprocess.Popen[bytes] | None = None
     workers: list[Worker] = field(default_factory=list)
@@ -122,8 +124,9 @@ class Cluster:
     def _worker(self, host: str) -> Worker:
         self._started += 1
         name = f"worker-{self._started}"
-        words = ["worker.Worker", "--host", host, "--webui-port", "0", "--cores", "1", "--memory", "1g"]
-        process, log = self._java(name, host, [*words, "--work-dir", str(self.place / name), self.url])
+        words = ["worker.Worker", "--host", host, "--webui-port", "0", "--cores", "1"]
+        words += ["--memory", self.memory, "--work-dir", str(self.place / name), self.url]
+        process, log = self._java(name, host, words)
         return Worker(host, log, process)
 
     def _java(self, name: str, host: str, words: Sequence[str]) -> tuple[subprocess.Popen[bytes], Path]:
