@@ -410,7 +410,7 @@ class _CountedStream:
 def _name_place(protocol: str) -> str:
     """What is to be allowed, so that the table's files can be read.
 
-    DuckDB 1.5 makes one slash of two in it, and then compares beginnings: ``x://table`` would be ``x:/table/``,
+    DuckDB 1.5 makes one slash of two in it, then compares beginnings: ``x://table`` would be ``x:/table/``,
     with which no file begins; ``x://`` is ``x:/``. There is nothing but the table below either.
     """
     return f"{protocol}://" if _TAKES_PROTOCOLS_FOR_PATHS else f"{protocol}://{_TABLE}"
