@@ -180,7 +180,7 @@ duckdb-oldest: $(OLDEST)/.installed ## Run what DuckDB is tested with on the old
 
 # Beside the others, as above. What is tested is what each engine does by itself.
 TRY_ENGINES = INTARSIA_TESTS=all PYTHONPATH=$(1) $(PYTEST) -m "not spark" tests/spec tests/contract $(ARGS) \
-  && PYTHONPATH=$(1) $(PYTEST) --timeout 1200 -m spark tests/spec $(ARGS)
+  && INTARSIA_TESTS=all PYTHONPATH=$(1) $(PYTEST) --timeout 1200 -m spark tests/spec $(ARGS)
 
 $(ENGINES)-oldest/.installed: requirements/engines-oldest.txt $(DEV)
 	@rm -rf $(ENGINES)-oldest

@@ -180,7 +180,7 @@ class _OtelObservation:
             self._count("intarsia.conflicts", 1)
 
     def end(self, result: MergeResult) -> None:
-        requests: Mapping[str, int] = getattr(result, "requests", None) or {}
+        requests: Mapping[str, int] = result.requests or {}
         self.note(
             {
                 "intarsia.rows.source": result.source_count,

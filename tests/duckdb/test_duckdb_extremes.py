@@ -199,7 +199,8 @@ def test_keys_that_duckdb_knows_but_cannot_read_in_a_file_are_matched_by_pyarrow
         result = it.merge(source, root, on="k", strategy=strategy, engine=engine)
         found[engine] = dict(result), rows(root)
     assert found["duckdb"] == found["arrow"]
-    assert any("matched by PyArrow" in note and "INT96" in note for note in result.notes)
+    reason = "INT96" if duckdb.__version__ >= "2" else "has no type"  # 1.5 has none of nanoseconds in a zone
+    assert any("matched by PyArrow" in note and reason in note for note in result.notes)
 
 
 def test_a_key_that_stands_twice_is_refused_whoever_matches(tmp_path, unchanged):

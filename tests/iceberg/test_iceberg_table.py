@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import pickle
@@ -34,6 +35,7 @@ from intarsia.errors import (
     StorageError,
 )
 from intarsia.sql.parse import parse_expression
+from intarsia.tables.iceberg.catalog import open_catalog
 from intarsia.tables.iceberg.snapshot_producer import FileChange
 from intarsia.tables.iceberg.table import IcebergTable
 
@@ -605,3 +607,13 @@ def test_a_property_that_a_summary_cannot_have_is_refused(tmp_path: Path, name: 
         it.write(pa.table({"id": [2], "region": ["eu"]}), target, mode="append", properties={name: "x"})
     assert lake.on_disk() == before
     assert lake.ids() == [1]
+
+
+def test_a_catalog_that_was_opened_here_gives_back_its_connections(tmp_path: Path) -> None:
+    catalog: Any = open_catalog(tmp_path)
+    catalog.list_namespaces()
+    pool = catalog.engine.pool
+    assert pool.checkedin() == 1
+    del catalog
+    gc.collect()
+    assert pool.checkedin() == 0

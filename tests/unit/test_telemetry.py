@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from opentelemetry.trace import StatusCode
 
 import intarsia as it
 from intarsia import pipeline, telemetry
+from intarsia.common.requests import KINDS, Requests
 from intarsia.core.observe import observe
 from intarsia.core.report import MergeResult
 from intarsia.core.run import ATTEMPTS
@@ -27,6 +28,7 @@ from intarsia.errors import CommitConflict, KeyColumnError, NotSupported
 from intarsia.tables.parquet.table import ParquetTransaction
 
 SECRET = "4711-4712-4713"
+OBSERVABILITY = (Path(__file__).parents[2] / "docs/observability.md").read_text(encoding="utf-8")
 
 
 class Recorded:
@@ -144,15 +146,11 @@ def test_conflicts_and_retries_are_counted(
 
 
 def test_requests_to_a_store_are_counted_where_a_result_has_them(recorded: Recorded) -> None:
-    @dataclass(frozen=True)
-    class Counted(MergeResult):
-        requests: Any = None
-
-    made = Counted("upsert", 1, 1, 1, 0, 0, 0, requests={"get": 3, "put": 1})
+    made = MergeResult("upsert", 1, 1, 1, 0, 0, 0, requests=Requests(GET=3, PUT=1))
     with observe("operation", "merge", {}) as seen:
         seen.end(made)
-    assert (recorded.spans["merge"].attributes or {})["intarsia.requests.get"] == 3
-    assert recorded.count("intarsia.requests", **{"intarsia.request": "get"}) == 3
+    assert (recorded.spans["merge"].attributes or {})["intarsia.requests.GET"] == 3
+    assert recorded.count("intarsia.requests", **{"intarsia.request": "GET"}) == 3
     assert recorded.count("intarsia.requests") == 4
 
 
@@ -213,6 +211,58 @@ def test_steps_are_the_parents_of_operations_and_the_run_that_of_steps(
         assert (one.attributes or {}).get("error.type") == ("ColumnNotFound" if failed else None)
     assert recorded.count("intarsia.step.duration", **{"intarsia.step.name": "upsert"}) == 1
     assert recorded.count("intarsia.pipeline.duration") == 1
+
+
+class Instruments(MeterProvider):
+    """Notes which instruments are made, by name with their unit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: dict[str, str] = {}
+
+    def get_meter(self, *about: Any, **more: Any) -> Any:
+        return self
+
+    def create_counter(self, name: str, unit: str, description: str) -> None:
+        self.made[name] = unit
+
+    def create_histogram(self, name: str, unit: str, description: str) -> None:
+        self.made[name] = f"{unit} (histogram)"
+
+
+def _read_rows(heading: str) -> list[list[str]]:
+    """The cells of every table of a section of the documentation."""
+    section = OBSERVABILITY.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
+    lines = [line for line in section.splitlines() if line.startswith("| ") and "`" in line]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_the_documentation_lists_every_metric_with_its_unit() -> None:
+    instruments = Instruments()
+    telemetry.enable(meter_provider=instruments)
+    telemetry.disable()
+    telemetry._state = "unset"
+    instruments.shutdown()
+    rows = _read_rows("Metrics")
+    assert {row[0].strip("`"): row[1] for row in rows if row[0].startswith("`")} == instruments.made
+
+
+def test_the_documentation_lists_every_attribute_of_a_span(recorded: Recorded, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": [1, 2]}), tmp_path / "landing.parquet")
+    (tmp_path / "shop.toml").write_text(PIPELINE.replace("COLUMN", "absent"))
+    pipeline.run_file(tmp_path / "shop.toml", progress=False)
+    with observe("operation", "merge", {}) as seen:
+        seen.end(MergeResult("upsert", 1, 1, 1, 0, 0, 0, requests=Requests(GET=3)))
+    told = {name for span in recorded.exporter.get_finished_spans() for name in span.attributes or {}}
+    listed: set[str] = set()
+    for row in _read_rows("Spans"):
+        stem = ""
+        for name in re.findall(r"`([a-z_.A-Z]+)`", row[2] if len(row) == 3 else row[0]):
+            stem = name.rpartition(".")[0] if not name.startswith(".") else stem
+            listed.add(f"{stem}{name}" if name.startswith(".") else name)
+    assert "intarsia.requests.KIND" in listed
+    listed = listed - {"intarsia.requests.KIND"} | {f"intarsia.requests.{kind}" for kind in KINDS}
+    assert listed == told
 
 
 def test_nobody_watches_after_disable(recorded: Recorded, orders: Path) -> None:

@@ -1,6 +1,7 @@
 """A shop in Dagster: orders by day, customers by key, what each day brought; with checks.
 
-``dagster dev -f shop.py`` shows it; ``python shop.py`` materializes three days, in process.
+``python shop.py`` materializes three days, in process; ``dagster dev -f shop.py`` shows it, with the package
+dagster-webserver.
 """
 
 from datetime import date

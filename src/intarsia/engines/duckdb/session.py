@@ -7,7 +7,7 @@ import os
 import re
 import threading
 import uuid
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -26,6 +26,8 @@ from intarsia.errors import DamagedTable, InputError, IntarsiaError, NotSupporte
 BATCH_ROWS = 1 << 18
 _TABLE = "table"
 """The directory of a file system that DuckDB is given; what has none cannot be allowed."""
+_TAKES_PROTOCOLS_FOR_PATHS = int(duckdb.__version__.partition(".")[0]) < 2
+"""Whether an address in ``allowed_directories`` is changed as if it were a path: 1.5 does so."""
 _KEPT_FILESYSTEMS = 16
 """As many may come after an instance was restricted; a plan has the table's one."""
 LEAST_BYTES = 128 << 20
@@ -104,10 +106,12 @@ class Session:
         """
         if self._own is None or self._restricted:
             return
-        reached = [*directories, *self._named, *(f"{protocol}://{_TABLE}" for protocol in self._protocols)]
+        places = [_name_place(protocol) for protocol in self._protocols]
+        reached = [*directories, *self._named, *places]
         allowed = {sql for place in reached for sql in (quote_text(place), quote_path(place))}
         with _translate_errors():
-            self._own.execute(f"SET allowed_directories = {quote_list(sorted(allowed))}")
+            with _hold_protocols(self._own, self._protocols if _TAKES_PROTOCOLS_FOR_PATHS else ()):
+                self._own.execute(f"SET allowed_directories = {quote_list(sorted(allowed))}")
             self._own.execute("SET enable_external_access = false")
             self._own.execute("SET lock_configuration = true")
         self._restricted = True
@@ -401,6 +405,31 @@ class _CountedStream:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+def _name_place(protocol: str) -> str:
+    """What is to be allowed, so that the table's files can be read.
+
+    DuckDB 1.5 makes one slash of two in it, then compares beginnings: ``x://table`` would be ``x:/table/``,
+    with which no file begins; ``x://`` is ``x:/``. There is nothing but the table below either.
+    """
+    return f"{protocol}://" if _TAKES_PROTOCOLS_FOR_PATHS else f"{protocol}://{_TABLE}"
+
+
+@contextmanager
+def _hold_protocols(connection: Any, protocols: Sequence[str]) -> Iterator[None]:
+    """While protocols are allowed, let them be known: DuckDB 1.5 takes others for local paths."""
+    registered: list[str] = []
+    try:
+        with suppress(NotSupported):  # without fsspec nothing but local files is read later either
+            for protocol in protocols:
+                if not connection.filesystem_is_registered(protocol):
+                    connection.register_filesystem(wrap_filesystem(pafs.LocalFileSystem(), protocol))
+                    registered.append(protocol)
+        yield
+    finally:
+        for protocol in registered:
+            connection.unregister_filesystem(protocol)
 
 
 def wrap_filesystem(filesystem: pafs.FileSystem, protocol: str) -> Any:

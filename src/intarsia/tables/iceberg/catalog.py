@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,14 +42,14 @@ def embedded_catalog(directory: str | os.PathLike[str], *, name: str = CATALOG_N
         _check_location(warehouse)
         refuse_untried(str(warehouse))
         warehouse.mkdir(parents=True, exist_ok=True)
-        return prepare_catalog(
-            SqlCatalog(
-                name,
-                uri=_make_sqlite_url(warehouse / CATALOG_FILE),
-                warehouse=f"file://{warehouse}",
-                schema_version="v1",
-            )
+        catalog = SqlCatalog(
+            name,
+            uri=_make_sqlite_url(warehouse / CATALOG_FILE),
+            warehouse=f"file://{warehouse}",
+            schema_version="v1",
         )
+        _close_when_unused(catalog)
+        return prepare_catalog(catalog)
     except OSError as error:
         raise StorageError(
             f"Cannot make a warehouse in {shown}: {error.strerror or error}",
@@ -62,6 +63,16 @@ def embedded_catalog(directory: str | os.PathLike[str], *, name: str = CATALOG_N
             path=shown,
             hint="it has to be a SQLite file that can be read and written.",
         ) from error
+
+
+def _close_when_unused(catalog: Catalog) -> None:
+    """Give back the connections of a catalog that was opened here, once nobody has it any more.
+
+    Its pool leaves them to the garbage collector, of which Python 3.13 warns.
+    """
+    engine = getattr(catalog, "engine", None)  # a SqlCatalog has one, others connect for each request
+    if engine is not None:
+        weakref.finalize(catalog, engine.dispose).atexit = False
 
 
 def open_catalog(catalog: Any) -> Catalog:
@@ -93,7 +104,9 @@ def open_catalog(catalog: Any) -> Catalog:
             f"not {type(catalog).__name__}."
         )
     try:
-        return prepare_catalog(load_catalog(catalog))
+        opened = load_catalog(catalog)
+        _close_when_unused(opened)
+        return prepare_catalog(opened)
     except ValueError as error:
         raise InputError(
             f"There is no usable catalog {catalog!r}: {error}",
@@ -155,7 +168,9 @@ def _open_spark_catalog(name: str, settings: Mapping[str, str]) -> Catalog:
             hint='open the table with intarsia.iceberg("db.table", catalog=...), and a catalog of PyIceberg.',
         )
     try:
-        return prepare_catalog(load_catalog(name, **properties))
+        opened = load_catalog(name, **properties)
+        _close_when_unused(opened)
+        return prepare_catalog(opened)
     except Exception as error:  # whatever the client of a catalog raises
         raise StorageError(
             f"Cannot open the catalog {name!r} by its settings in the Spark session:"
