@@ -101,7 +101,7 @@ def pytest_testnodedown(node: Any) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if left := config.stash.get(LEFT, 0):
         terminalreporter.write_line(
-            f"{left} more cases of these tests are run by make test-all, or with INTARSIA_TESTS=all."
+            f"{left} more cases of these tests are run by make test-all; INTARSIA_TESTS=more runs some of them."
         )
 
 
