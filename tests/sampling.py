@@ -3,7 +3,7 @@
 A test of five operations and four types has twenty cases, of which five show every operation and every type;
 the contract multiplies that by its lakes. ``INTARSIA_TESTS`` says how many: ``few`` (``make test``), ``more``
 (what a change is checked with before it lands), ``all`` (``make test-all``). Each has every test, but for
-those marked ``more``. A call of pytest that names a case (``tests/unit/test_x.py::test_y[z]``) runs what it names.
+those marked ``more``. A call that names a case (``pytest tests/unit/test_x.py::test_y[z]``) runs it.
 """
 
 from __future__ import annotations
@@ -162,7 +162,9 @@ def _identify(value: Any) -> Hashable:
     return id(value)
 
 
-def _identify_few(case: pytest.Item, name: str, value: Any, on_spark: set[tuple[str, str]]) -> Iterator[Value]:
+def _identify_few(
+    case: pytest.Item, name: str, value: Any, on_spark: set[tuple[str, str]]
+) -> Iterator[Value]:
     """As above; of lakes every engine and every kind of table is shown, but not each with each."""
     if not _is_lake(value):
         yield name, _identify(value)
