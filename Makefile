@@ -99,7 +99,7 @@ classes: $(CLASSES)
 
 # Tests of tests/cross need a JVM of their own. They run beside the others, whose workers often wait for a program they
 # started; what they print comes in one piece, when they are done.
-test: checks ## Set up, check, and run every test with some of its cases: the one command
+test: checks ## Set up, check, and run every test with few of its cases (INTARSIA_TESTS=more: with more): the one command
 	@$(if $(ARGS),$(SUITE) $(ARGS),$(MAKE) --no-print-directory -j 2 suite cross-beside)
 
 suite:
