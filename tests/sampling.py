@@ -74,14 +74,14 @@ def sample(items: Sequence[pytest.Item], level: str = LEVEL) -> tuple[list[pytes
     for item in items:
         if level != "few" or item.get_closest_marker("more") is None:
             tests[_get_test(item)].append(item)
-    on_spark = _choose_for_spark(items) if level == "few" else None
-    chosen = {case.nodeid for name, cases in tests.items() for case in _choose(name, cases, level, on_spark)}
+    lakes = _choose_lakes(items) if level == "few" else None
+    chosen = {case.nodeid for name, cases in tests.items() for case in _choose(name, cases, level, lakes)}
     run = [item for item in items if item.nodeid in chosen]
     return run, [item for item in items if item.nodeid not in chosen]
 
 
 def _choose(
-    name: str, cases: list[pytest.Item], level: str, on_spark: set[tuple[str, str]] | None
+    name: str, cases: list[pytest.Item], level: str, lakes: set[tuple[str, str, str]] | None
 ) -> list[pytest.Item]:
     """The same cases each time, whatever the order they come in."""
     if level == "few" and name.startswith(ON_ONE_ENGINE):
@@ -89,7 +89,7 @@ def _choose(
     if len(cases) == 1 or name.startswith(WHOLE):
         return cases
     most = next((most[level] for folder, most in MOST.items() if name.startswith(folder)), len(cases))
-    values = {case: _get_values(case, on_spark) for case in _sort(cases)}
+    values = {case: _get_values(case, lakes) for case in _sort(cases)}
     return list(_cover(values, most))
 
 
@@ -104,19 +104,19 @@ def _choose_engines(cases: list[pytest.Item]) -> Iterator[pytest.Item]:
             yield case
 
 
-def _choose_for_spark(items: Sequence[pytest.Item]) -> set[tuple[str, str]]:
-    """The tests that are run on Spark where few are: of a file one for each kind of table, with that kind."""
-    chosen: dict[tuple[str, str], str] = {}
+def _choose_lakes(items: Sequence[pytest.Item]) -> set[tuple[str, str, str]]:
+    """Tests that have to show an engine with a kind of table where few are run: of a file one for each."""
+    chosen: dict[tuple[str, str, str], str] = {}
     for item in _sort(items):
-        for kind in _get_spark_kinds(item):
-            chosen.setdefault((item.nodeid.partition("::")[0], kind), _get_test(item))
-    return {(test, kind) for (_, kind), test in chosen.items()}
+        for engine, kind in _get_lakes(item):
+            chosen.setdefault((item.nodeid.partition("::")[0], engine, kind), _get_test(item))
+    return {(test, engine, kind) for (_, engine, kind), test in chosen.items()}
 
 
-def _get_spark_kinds(case: pytest.Item) -> list[str]:
+def _get_lakes(case: pytest.Item) -> list[tuple[str, str]]:
     parts = getattr(case, "callspec", None)
     values = () if parts is None else parts.params.values()
-    return [_get_kind(value[1]) for value in values if _is_lake(value) and value[0] == "spark"]
+    return [(value[0], _get_kind(value[1])) for value in values if _is_lake(value)]
 
 
 def _cover(values: dict[pytest.Item, list[Value]], most: int) -> Iterator[pytest.Item]:
@@ -141,14 +141,14 @@ def _cover(values: dict[pytest.Item, list[Value]], most: int) -> Iterator[pytest
         yield best
 
 
-def _get_values(case: pytest.Item, on_spark: set[tuple[str, str]] | None) -> list[Value]:
+def _get_values(case: pytest.Item, lakes: set[tuple[str, str, str]] | None) -> list[Value]:
     parts = getattr(case, "callspec", None)
     if parts is None:
         return []
-    if on_spark is None:
+    if lakes is None:
         return [(name, _identify(value)) for name, value in parts.params.items()]
     return [
-        found for name, value in parts.params.items() for found in _identify_few(case, name, value, on_spark)
+        found for name, value in parts.params.items() for found in _identify_few(case, name, value, lakes)
     ]
 
 
@@ -163,16 +163,18 @@ def _identify(value: Any) -> Hashable:
 
 
 def _identify_few(
-    case: pytest.Item, name: str, value: Any, on_spark: set[tuple[str, str]]
+    case: pytest.Item, name: str, value: Any, lakes: set[tuple[str, str, str]]
 ) -> Iterator[Value]:
-    """As above; of lakes every engine and every kind of table is shown, but not each with each."""
+    """As above; of lakes every engine but Spark and every kind of table, and those that were chosen."""
     if not _is_lake(value):
         yield name, _identify(value)
-    elif value[0] != "spark":
-        yield f"engine of {name}", value[0]
-        yield f"table of {name}", _get_kind(value[1])
-    elif (_get_test(case), _get_kind(value[1])) in on_spark:
-        yield name, ("spark", _get_kind(value[1]))
+        return
+    engine, kind = value[0], _get_kind(value[1])
+    if engine != "spark":
+        yield f"engine of {name}", engine
+        yield f"table of {name}", kind
+    if (_get_test(case), engine, kind) in lakes:
+        yield name, (engine, kind)
 
 
 def _is_lake(value: Any) -> bool:

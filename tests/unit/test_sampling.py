@@ -89,25 +89,31 @@ def test_few_are_among_more() -> None:
     assert few < more
 
 
-def test_few_show_every_engine_and_every_kind_of_table_but_not_each_with_each() -> None:
+def make_tests_on_lakes() -> Any:
     lakes = [*LAKES, ("duckdb", "parquet"), ("duckdb", "iceberg-mor")]
-    run, _ = sampling.sample(make_cases("contract", lake=lakes), "few")
-    others = [case.params["lake"] for case in run if case.params["lake"][0] != "spark"]
-    assert {engine for engine, _ in others} == {"arrow", "duckdb"}
-    assert {table.partition("-")[0] for _, table in others} == {"parquet", "iceberg"}
-    assert len(others) == 2
-
-
-def test_of_a_file_one_test_for_each_kind_of_table_is_among_few_on_spark() -> None:
-    cases: Any = [
+    return [
         Case(f"tests/contract/test_x.py::test_{test}[{number}]", {"lake": lake})
-        for test in "abcdef"
-        for number, lake in enumerate(LAKES)
+        for test in "abcdefghijkl"
+        for number, lake in enumerate(lakes)
     ]
-    run, _ = sampling.sample(cases, "few")
-    on_spark = [case.params["lake"] for case in run if case.params["lake"][0] == "spark"]
-    assert sorted(on_spark) == [("spark", "iceberg-mor"), ("spark", "parquet")]
-    assert {case.nodeid.partition("[")[0][-1] for case in run} == set("abcdef")
+
+
+def test_few_of_each_test_show_every_engine_in_process_and_every_kind_of_table() -> None:
+    run, _ = sampling.sample(make_tests_on_lakes(), "few")
+    for test in "abcdefghijkl":
+        lakes = [case.params["lake"] for case in run if f"test_{test}[" in case.nodeid]
+        assert {"arrow", "duckdb"} <= {engine for engine, _ in lakes}
+        assert {"parquet", "iceberg"} <= {table.partition("-")[0] for _, table in lakes}
+
+
+def test_few_of_a_file_show_every_engine_with_every_kind_of_table_and_once_on_spark() -> None:
+    run, left = sampling.sample(make_tests_on_lakes(), "few")
+    lakes = [(case.params["lake"][0], case.params["lake"][1].partition("-")[0]) for case in run]
+    assert set(lakes) == {
+        (one, kind) for one in ("arrow", "duckdb", "spark") for kind in ("parquet", "iceberg")
+    }
+    assert [engine for engine, _ in lakes].count("spark") == 2
+    assert len(run) < len(left)
 
 
 def test_a_test_that_is_run_on_spark_alone_is_among_few() -> None:
