@@ -67,9 +67,10 @@ $(BENCH): requirements/bench.txt $(DEV)
 	@$(call install,--require-hashes --requirement requirements/bench.txt)
 	@touch $@
 
-# $(call sync,file[,bin]): exactly these packages (pip cannot remove the others, uv does).
+# $(call sync,file[,bin]): exactly these packages (pip cannot remove the others, uv does). As with uv, what is
+# imported is compiled then: all of it would take pip half a minute.
 sync = if $(HAS_UV); then uv pip sync --quiet --require-hashes --python $(or $(2),$(BIN))/python $(1); \
-       else $(or $(2),$(BIN))/python -m pip install --quiet --no-deps --require-hashes --requirement $(1); fi
+       else $(or $(2),$(BIN))/python -m pip install --quiet --no-compile --no-deps --require-hashes --requirement $(1); fi
 # $(call make_venv,directory): an environment beside .venv, of its Python.
 make_venv = if $(HAS_UV); then uv venv --quiet --clear --python $(BIN)/python $(1); else $(BIN)/python -m venv --clear $(1); fi
 # $(call install,arguments[,bin])
@@ -99,7 +100,7 @@ classes: $(CLASSES)
 
 # Tests of tests/cross need a JVM of their own. They run beside the others, whose workers often wait for a program they
 # started; what they print comes in one piece, when they are done.
-test: checks ## Set up, check, and run every test with some of its cases: the one command
+test: checks ## Set up, check, and run every test with few of its cases (INTARSIA_TESTS=more: with more): the one command
 	@$(if $(ARGS),$(SUITE) $(ARGS),$(MAKE) --no-print-directory -j 2 suite cross-beside)
 
 suite:

@@ -32,7 +32,7 @@ from tests import jvm_options, sampling
 
 settings.register_profile(
     "quick",
-    max_examples=50,
+    max_examples=sampling.choose_number(20, 50),
     deadline=None,  # a file system has no deadline
     print_blob=True,
     derandomize=True,  # what one run finds, every run finds; "full" is the profile that searches
@@ -101,7 +101,7 @@ def pytest_testnodedown(node: Any) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if left := config.stash.get(LEFT, 0):
         terminalreporter.write_line(
-            f"{left} more cases of these tests are run by make test-all, or with INTARSIA_TESTS=all."
+            f"{left} more cases are run by make test-all (INTARSIA_TESTS=all), some with INTARSIA_TESTS=more."
         )
 
 

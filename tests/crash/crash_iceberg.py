@@ -120,10 +120,13 @@ class IcebergSweep:
         make(self.warehouse, version)
         shutil.copytree(self.warehouse, self.template)
         self.result = Result(name, "")
+        self.imported = False
 
     def run(self, fault: str, points: int) -> Result:
         self.result = result = Result(self.name, fault)
-        import_ahead(self._run_at(0, KILL).modules)
+        if not self.imported:
+            import_ahead(self._run_at(0, KILL).modules)
+            self.imported = True
         baseline = self._run_at(0, KILL)
         result.calls = baseline.calls
         if baseline.said != "ACK":

@@ -164,11 +164,13 @@ class Sweep:
         shutil.move(directory, self.template)  # the catalog has absolute paths in it: copies go back there
         self.result = Result(f"{kind} on {engine}", "")
         self.expected: State = []
+        self.imported = False
 
     def run(self, fault: str, points: int, again: int) -> Result:
         self.result = Result(f"{self.kind} on {self.engine}", fault)
-        if self.engine != "spark":
+        if self.engine != "spark" and not self.imported:
             import_ahead(self._run_at(0, KILL).modules)
+            self.imported = True
         baseline = self._run_at(0, KILL)
         self.result.calls = baseline.calls
         self.expected = state_of(self.kind, self.directory)

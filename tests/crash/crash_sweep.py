@@ -89,13 +89,16 @@ class Sweep:
         self.template = f"{directory}.template"
         self.crashed = f"{directory}.crashed"
         self.result = Result(operation.name, "")
+        self.imported = False
         shutil.rmtree(self.template, ignore_errors=True)
         os.makedirs(self.template)
         operation.setup(f"{self.template}/data")
 
     def run(self, fault: str, points: int, again: int) -> Result:
         self.result = Result(self.operation.name, fault)
-        import_ahead(self._run_at(0, KILL).modules)
+        if not self.imported:
+            import_ahead(self._run_at(0, KILL).modules)
+            self.imported = True
         baseline = self._run_at(0, KILL)
         self.result.calls = baseline.calls
         if baseline.said != "ACK":

@@ -12,14 +12,20 @@ from pathlib import Path
 
 import pytest
 from test_kill_sweep import ALL, ERRORS, EVERY, FULL, directory, pytestmark, shim, sweep
+from tests.sampling import choose_number
 
 pytest.importorskip("pyiceberg")
 
 __all__ = ["directory", "pytestmark", "shim"]  # fixtures and marks
 
 QUICK = {
-    "arrow": [("kill", 26, 0), ("torn", 2, 0), ("EIO", 5, 0), ("kill", 2, 2)],
-    "duckdb": [("kill", 7, 0)],
+    "arrow": [
+        ("kill", choose_number(8, 26), 0),
+        ("torn", 2, 0),
+        ("EIO", choose_number(2, 5), 0),
+        ("kill", 2, 2),
+    ],
+    "duckdb": [("kill", choose_number(3, 7), 0)],
     "spark": [("kill", 2, 0)],
 }
 EACH = ALL if EVERY else 40
@@ -58,7 +64,7 @@ IN_FULL = [("kill", ALL, 0), ("torn", EACH, 0), ("EIO", EACH, 0), ("kill", 40, 3
 ON_DUCKDB = [("kill", ALL if EVERY else 100, 0), ("torn", EACH, 0), ("EIO", EACH, 0)]
 COMPUTED = {
     "arrow": IN_FULL if FULL else [("kill", 3, 0)],
-    "duckdb": ON_DUCKDB if FULL else [("kill", 12, 0), ("kill", 1, 2)],
+    "duckdb": ON_DUCKDB if FULL else [("kill", choose_number(4, 12), 0), ("kill", 1, 2)],
     "spark": [("kill", EACH, 0)] if FULL else [("kill", 2, 0)],
 }
 
@@ -76,7 +82,7 @@ def test_s31_steps_of_queries_and_functions_take_effect_once_wherever_a_run_is_k
 
 
 GUARDED = {
-    "arrow": IN_FULL if FULL else [("kill", 10, 0), ("EIO", 2, 0), ("kill", 1, 2)],
+    "arrow": IN_FULL if FULL else [("kill", choose_number(5, 10), 0), ("EIO", 2, 0), ("kill", 1, 2)],
     "duckdb": ON_DUCKDB if FULL else [("kill", 2, 0)],
 }
 
@@ -97,7 +103,7 @@ def test_what_is_new_is_given_once_and_each_day_filled_once_wherever_a_run_is_ki
     shim: Path, directory: Path, kind: str, engine: str
 ) -> None:
     pytest.importorskip("duckdb" if engine == "duckdb" else "pyarrow")
-    faults = (ON_DUCKDB if engine == "duckdb" else IN_FULL) if FULL else [("kill", 6, 0)]
+    faults = (ON_DUCKDB if engine == "duckdb" else IN_FULL) if FULL else [("kill", choose_number(3, 6), 0)]
     results = sweep(shim, directory, f"{kind} on {engine}", faults, script="crash_pipeline.py")
     assert [violation for result in results for violation in result["violations"]] == []
     assert all(result["calls"] > 100 for result in results), "the shim has seen next to nothing"

@@ -43,6 +43,7 @@ def test_s25_checksums_fit_their_files_wherever_an_operation_is_killed(
 
 
 @pytest.mark.spark
+@pytest.mark.more  # with a JVM, what the test above compares without one
 @pytest.mark.parametrize("operation", OPERATIONS if FULL else ["merge"])
 def test_s25_spark_reads_what_it_wrote_wherever_an_operation_is_killed(
     shim: Path, directory: Path, operation: str

@@ -1,8 +1,9 @@
 """Operations are killed and failed at their calls to the system; what they promise must hold all the same.
 
-A sample of the calls in the quick suite, those around commits first, twice as many with INTARSIA_CRASH=sample
-(``make test-all``), every one of them with INTARSIA_CRASH=full (``make crash``). There
-some calls of the recovery are killed after each kill, others each time; INTARSIA_CRASH=every: all (hours).
+A small sample of the calls in ``make test``, those around commits first; a larger one with
+INTARSIA_TESTS=more, twice that with INTARSIA_CRASH=sample (``make test-all``), every one of them with
+INTARSIA_CRASH=full (``make crash``). There some calls of the recovery are killed after each kill, others each
+time; INTARSIA_CRASH=every: all (hours).
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from typing import Any
 import pytest
 from crash_engines import NO_SPARK
 from crash_operations import CONTROLS, OPERATIONS
+from tests import sampling
 
 HERE = Path(__file__).parent
-ASKED = os.environ.get("INTARSIA_CRASH", "quick")
+ASKED = os.environ.get("INTARSIA_CRASH") or ("few" if sampling.FEW else "quick")
 FULL, EVERY = ASKED in ("full", "every"), ASKED == "every"
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 
@@ -34,12 +36,13 @@ pytestmark = [
 
 NAMES = [operation.name for operation in OPERATIONS]
 ALL, EVERY_ONE = 0, -1
+FEW = [("kill", 7, 0), ("torn", 2, 0), ("EIO", 4, 0), ("kill", 4, 3)]
 QUICK = [("kill", 14, 0), ("torn", 3, 0), ("EIO", 7, 0), ("ENOSPC", 3, 0), ("EACCES", 3, 0), ("kill", 4, 3)]
 SAMPLE = [("kill", 24, 0), ("torn", 6, 0), ("EIO", 12, 0), ("ENOSPC", 6, 0), ("EACCES", 6, 0), ("kill", 8, 3)]
 ERRORS = ("EIO", "ENOSPC", "EACCES", "EDQUOT", "EMFILE", "EINTR")
 AGAIN = EVERY_ONE if ASKED == "every" else 4
 WHOLE = [("kill", ALL, 0), ("torn", ALL, 0), *((error, ALL, 0) for error in ERRORS), ("kill", ALL, AGAIN)]
-FAULTS = WHOLE if FULL else SAMPLE if ASKED == "sample" else QUICK
+FAULTS = WHOLE if FULL else SAMPLE if ASKED == "sample" else FEW if ASKED == "few" else QUICK
 """Fault, at how many calls, and at how many calls of the recovery that follows."""
 
 

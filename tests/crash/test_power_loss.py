@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from crash_operations import CONTROLS, OPERATIONS, UNSYNCED, Operation
 from crash_power import cut_power
+from tests.sampling import choose_number
 
 FULL = os.environ.get("INTARSIA_CRASH", "quick") in ("full", "every")
-MOST = 1024 if FULL else 8
+MOST = 1024 if FULL else choose_number(4, 8)
 """States after each call."""
 
 pytestmark = pytest.mark.slow

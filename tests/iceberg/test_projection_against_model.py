@@ -23,6 +23,7 @@ from pyiceberg.types import (
     StructType,
 )
 from tests.iceberg.scan_tools import data_entry, make_scan_context, schema_of, seen
+from tests.sampling import choose_number
 
 from intarsia.tables.iceberg.schemas import to_arrow_schema
 
@@ -140,7 +141,7 @@ def cases(draw: st.DrawFn) -> tuple[IcebergType, IcebergType, list[Any], int]:
     return old, new, draw(st.lists(values(old), min_size=1, max_size=6)), draw(st.integers(0, 5))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=choose_number(50, 150), deadline=None)
 @given(cases())
 def test_an_evolved_column_is_what_a_model_says(
     case: tuple[IcebergType, IcebergType, list[Any], int],

@@ -74,6 +74,7 @@ def rows(table: pa.Table) -> list[tuple[int, int]]:
 
 @pytest.mark.spark
 @pytest.mark.slow
+@pytest.mark.more  # a JVM for each kill; tests/spark/test_streaming.py kills a query after its commits
 @pytest.mark.timeout(7200)
 def test_a_stream_whose_driver_is_killed_around_its_commits_has_every_batch_once(tmp_path: Path) -> None:
     from intarsia.tables.iceberg import embedded_catalog

@@ -21,6 +21,7 @@ import intarsia as it
 from intarsia.errors import IntarsiaError, KeyColumnError
 from tests.property import model
 from tests.property.test_operations_agree_with_model import KINDS, Case, Kind, read, rows_of, written
+from tests.sampling import choose_number
 
 FULL = os.environ.get("INTARSIA_HYPOTHESIS") == "full"
 STRUCTS = [{"a": 1, "b": None}, {"a": None, "b": ""}]
@@ -270,7 +271,11 @@ def headstrong() -> Iterator[Any]:
 
 
 @given(st.data())
-@settings(max_examples=500 if FULL else 40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=500 if FULL else choose_number(12, 40),
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
 def test_in_process_engines_agree_with_the_model(base: Path, headstrong: Any, data: st.DataObject) -> None:
     base.mkdir(exist_ok=True)
     drive(data, base, {"arrow": "arrow", "duckdb": "duckdb", "beside": headstrong}, steps=4)

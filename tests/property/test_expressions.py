@@ -38,6 +38,7 @@ from intarsia.core.expr import (
 )
 from intarsia.core.prove import Facts, is_always_true, is_never_true
 from intarsia.errors import NotSupported
+from tests.sampling import choose_number
 
 SCHEMA = pa.schema(
     {
@@ -53,7 +54,9 @@ SCHEMA = pa.schema(
         "ts": pa.timestamp("us"),
     }
 )
-SETTINGS = settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+SETTINGS = settings(
+    deadline=None, max_examples=choose_number(60, 200), suppress_health_check=[HealthCheck.too_slow]
+)
 
 small = st.integers(-9, 9)
 cents = st.integers(-999, 999).map(lambda n: Decimal(n).scaleb(-2))

@@ -28,6 +28,7 @@ from tests.cross.decoded import decode
 from tests.cross.lake import local
 from tests.cross.plain_transforms import transform
 from tests.property import model
+from tests.sampling import choose_number
 
 FULL = os.environ.get("INTARSIA_HYPOTHESIS") == "full"
 MODES = ["copy-on-write", "merge-on-read"]
@@ -409,7 +410,9 @@ def emptied(warehouse: Warehouse) -> Warehouse:
 
 
 @given(st.data())
-@settings(max_examples=400 if FULL else 20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=400 if FULL else choose_number(8, 20), deadline=None, suppress_health_check=list(HealthCheck)
+)
 def test_arrow_on_iceberg_agrees_with_the_model(warehouse: Warehouse, data: st.DataObject) -> None:
     drive(data, emptied(warehouse), "arrow", most=6 if FULL else 4)
 

@@ -20,6 +20,7 @@ import intarsia as it
 from intarsia.common.partitions import parse_hive_partition_path
 from intarsia.kernel import chunk_copy
 from tests.property import model
+from tests.sampling import choose_number
 
 MERGES = ["insert", "update", "upsert", "full_merge"]
 
@@ -241,7 +242,7 @@ def test_delete_and_update_agree_with_the_model(root: Path, data: st.DataObject)
 
 
 @given(st.data())
-@settings(max_examples=30)
+@settings(max_examples=choose_number(12, 30))
 def test_layout_operations_lose_and_invent_nothing(root: Path, data: st.DataObject) -> None:
     fresh(root)
     case = data.draw(cases())

@@ -24,10 +24,11 @@ from intarsia.engines.spark import SparkEngine, large_source, route, route_tasks
 from intarsia.engines.spark.source import SparkSource, create_spool, spool_table
 from intarsia.engines.spark.tasks import share_buffers
 from tests.property.test_operations_agree_with_model import KINDS, rows_of
+from tests.sampling import choose_number
 from tests.spark.test_agrees_with_arrow import cases, made, merge_of, outcome, sources
 
 many = settings(
-    max_examples=1000 if os.environ.get("INTARSIA_HYPOTHESIS") == "full" else 25,
+    max_examples=1000 if os.environ.get("INTARSIA_HYPOTHESIS") == "full" else choose_number(8, 25),
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )

@@ -33,6 +33,7 @@ from stores_faults import (
 )
 from stores_memory import FAULTS, MemoryStore, Process
 from stores_points import make_table
+from tests import sampling
 
 import intarsia as it
 from intarsia.errors import CommitConflict
@@ -52,6 +53,7 @@ EVERYWHERE = pytest.mark.parametrize("server", KINDS, indirect=True)
 
 def sample(count: int, every: int, server: MemoryStore, *, every_in_full: int = 1) -> range:
     """The numbers of the requests to try: all, or every so many, from another one each time."""
+    every *= sampling.choose_number(3, 1)
     step = every_in_full if FULL else every if server.kind == "s3" else 3 * every
     return range(1 + next(OFFSETS) % step, count + 1, step)
 
@@ -203,22 +205,21 @@ def test_a_reader_sees_one_state_whatever_is_written_meanwhile(server: MemorySto
 def test_a_reader_sees_one_state_after_a_writer_died_at_any_request(server: MemoryStore, other: str) -> None:
     operation = BY_NAME[other]
     seen = []
-    for at in range(1, count_requests(server, operation) + 1):
+    for at in range(count_requests(server, operation), 0, -sampling.choose_number(3, 1)):
         mine = server.copy()
         carry_out(operation, Process(mine, at=at, fault="kill after"))
         seen.append(read(mine))
         assert seen[-1] in (BEFORE, operation.model(BEFORE)), at
         assert it.snapshot(TARGET, filesystem=open_memory(Process(mine))).rows == len(seen[-1])
-    assert seen[0] == BEFORE
-    assert seen[-1] == operation.model(BEFORE)
+    assert seen[-1] == BEFORE
+    assert seen[0] == operation.model(BEFORE)
 
 
 # Requests that are carried out long after they were sent.
 
 
-def _find_resurrected(server: MemoryStore) -> list[str]:
+def _find_resurrected(server: MemoryStore) -> Iterator[str]:
     """An added file is compacted away, and the request that added it comes late, for each request."""
-    wrong = []
     operation = BY_NAME["append"]
     for at in range(1, count_requests(server, operation) + 1):
         mine = server.copy()
@@ -229,17 +230,16 @@ def _find_resurrected(server: MemoryStore) -> list[str]:
         process.arrive()
         expected = [NEXT.model(operation.model(BEFORE)), NEXT.model(BEFORE)]
         if read(mine) not in expected:
-            wrong.append(f"late {process.sent[at - 1]}: a reader sees {read(mine)}")
+            yield f"late {process.sent[at - 1]}: a reader sees {read(mine)}"
         NEXT.run(**make_how(Process(mine)))
         listed = mine.rows(ROOT, "id", "v")
         if listed not in expected or (outcome.must and listed != expected[0]):
-            wrong.append(f"late {process.sent[at - 1]}: {listed}")
-    return wrong
+            yield f"late {process.sent[at - 1]}: {listed}"
 
 
 @pytest.mark.usefixtures("patched")
 def test_a_file_that_a_late_request_brings_back_is_not_seen_and_is_removed_again(server: MemoryStore) -> None:
-    assert not _find_resurrected(server)
+    assert not list(_find_resurrected(server))
 
 
 def test_points_are_counted_by_store_engine_operation_and_fault() -> None:
@@ -249,7 +249,7 @@ def test_points_are_counted_by_store_engine_operation_and_fault() -> None:
     assert "1,203 points: 503 1,200, lost 3" in table
 
 
-# Negative controls: without one of the rules, the same checks must find something.
+# Negative controls: without one of the rules, the same checks must find something. The first is enough.
 
 
 def test_without_if_match_the_checks_find_lost_updates(
@@ -258,8 +258,7 @@ def test_without_if_match_the_checks_find_lost_updates(
     server = replace(server.copy(), ignores=frozenset({"IfMatch"}))
     merge, update = BY_NAME["merge"], BY_NAME["update"]
     count = count_requests(server, merge)
-    wrong = [text for at in range(1, count + 1) for text in _find_lost_updates(server, merge, update, at)]
-    assert wrong
+    assert any(_find_lost_updates(server, merge, update, at) for at in range(1, count + 1))
 
 
 def test_without_if_none_match_on_slots_the_checks_find_lost_updates(
@@ -268,8 +267,7 @@ def test_without_if_none_match_on_slots_the_checks_find_lost_updates(
     server = replace(server.copy(), ignores=frozenset({"IfNoneMatch"}))
     merge, update = BY_NAME["merge"], BY_NAME["update"]
     count = count_requests(server, merge)
-    wrong = [text for at in range(1, count + 1) for text in _find_lost_updates(server, merge, update, at)]
-    assert wrong
+    assert any(_find_lost_updates(server, merge, update, at) for at in range(1, count + 1))
 
 
 def test_where_no_answer_counts_as_failed_the_checks_find_doubled_rows(
@@ -285,14 +283,14 @@ def test_where_no_answer_counts_as_failed_the_checks_find_doubled_rows(
     patched.setattr(conditional, "_resolve", send_once)
     append = BY_NAME["append"]
     count = count_requests(server, append)
-    assert [text for at in range(1, count + 1) for text in examine(server, append, "lost", at)]
+    assert any(examine(server, append, "lost", at) for at in range(1, count + 1))
 
 
 def test_without_tombstones_the_checks_find_rows_that_come_back(
     server: MemoryStore, patched: pytest.MonkeyPatch
 ) -> None:
     patched.setattr(Control, "read_tombstones", lambda *_: frozenset())
-    assert _find_resurrected(server)
+    assert next(_find_resurrected(server), None)
 
 
 def test_without_finishing_what_others_committed_the_checks_find_it(
@@ -303,13 +301,14 @@ def test_without_finishing_what_others_committed_the_checks_find_it(
     patched.setattr(SlotJournal, "help", lambda *_: [])
     merge = BY_NAME["merge"]
     count = count_requests(server, merge)
-    wrong: list[Any] = []
-    for at in range(1, count + 1):
+
+    def is_found(at: int) -> bool:
         try:
-            wrong += examine(server, merge, "kill after", at)
-        except CommitConflict as error:
-            wrong.append(error)
-    assert wrong
+            return bool(examine(server, merge, "kill after", at))
+        except CommitConflict:
+            return True
+
+    assert any(is_found(at) for at in range(1, count + 1))
 
 
 def test_inserts_of_one_new_key_by_two_writers_make_one_row(

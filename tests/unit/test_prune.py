@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.sampling import choose_number
 
 from intarsia.core.file_table import FileTuple
 from intarsia.core.keys import search
@@ -61,7 +62,7 @@ def find_row_groups(files, schema, ranges, *, null_match=False):
 
 @pytest.mark.parametrize("name", KINDS)
 @given(data=st.data(), null_match=st.booleans())
-@settings(max_examples=40)
+@settings(max_examples=choose_number(15, 40))
 def test_a_row_group_that_holds_a_key_is_never_excluded(name, data, null_match):
     kind, values = KINDS[name]
     stored = data.draw(st.lists(st.none() | values, min_size=1, max_size=12))

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.sampling import choose_number
 
 import intarsia as it
 from intarsia.common.thrift import I64, get, read_struct, write_struct
@@ -380,7 +381,7 @@ def test_chunks_that_are_written_are_not_held(kernel, tmp_path, monkeypatch):
 
 
 @given(data=st.data())
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=choose_number(50, 150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_damaged_bytes_give_a_typed_error_or_the_rows_that_every_reader_finds(kernel, tmp_path, data):
     path = tmp_path / "f.parquet"
     table = FLAT.slice(0, 200)
