@@ -31,7 +31,7 @@ RECENT := import sys; sys.exit(sys.version_info < (3, 11))
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format checks classes test test-all test-fast spark crash property cluster cross kafka stores duckdb-oldest doors engines-oldest engines-newest coverage release bench bench-spark bench-pipeline bench-iceberg bench-tpch bench-files demo tour docs docs-serve lock clean distclean
+.PHONY: help setup lint format checks classes test suite cross-beside test-all test-fast spark crash property cluster cross kafka stores duckdb-oldest doors engines-oldest engines-newest coverage release bench bench-spark bench-pipeline bench-iceberg bench-tpch bench-files demo tour docs docs-serve lock clean distclean
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -97,9 +97,17 @@ checks: $(DEV)
 classes: $(CLASSES)
 	@:
 
+# Tests of tests/cross need a JVM of their own. They run beside the others, whose workers often wait for a program they
+# started; what they print comes in one piece, when they are done.
 test: checks ## Set up, check, and run every test with some of its cases: the one command
-	@$(SUITE) $(ARGS)
-	@$(if $(ARGS),,$(CROSS))
+	@$(if $(ARGS),$(SUITE) $(ARGS),$(MAKE) --no-print-directory -j 2 suite cross-beside)
+
+suite:
+	@$(SUITE)
+
+cross-beside:
+	@said=$$(mktemp); $(CROSS) >"$$said" 2>&1; failed=$$?; \
+	echo; echo "tests/cross:"; cat "$$said"; rm -f "$$said"; exit $$failed
 
 test-all: checks ## As make test with every case of its tests, all of Spark and larger sweeps, on a disk (hours)
 	@INTARSIA_TESTS=all PYTEST_DEBUG_TEMPROOT=$${TMPDIR:-/tmp} $(SUITE) --timeout 1200 $(ARGS)

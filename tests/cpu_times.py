@@ -1,14 +1,16 @@
 """A plugin that says where the tests' CPU time goes: ``make test ARGS="-p tests.cpu_times"``.
 
 It measures what a busy machine does not change much: CPU seconds of the test process and of all that it
-started, living or ended. Each test is a line of ``cpu-times.jsonl``; the sums by directory and by file are
-printed at the end. ``INTARSIA_CPU_SAMPLE=5`` runs every fifth test only, by its name.
+started, living or ended; and the seconds that passed, by which a test that waits can be told. Each test is
+a line of ``cpu-times.jsonl``; the sums by directory and by file (CPU, passed, tests) are printed at the end.
+``INTARSIA_CPU_SAMPLE=5`` runs every fifth test only, by its name.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import time
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator
@@ -37,9 +39,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Write down what a test took, with the fixtures that were made for it or ended after it."""
     others = _measure_others()
     own = sum(os.times()[:4])
+    began = time.monotonic()
     result = yield
+    wall = time.monotonic() - began
     own = sum(os.times()[:4]) - own
-    record = {"test": item.nodeid, "cpu": round(own + _measure_others() - others, 3)}
+    record = {"test": item.nodeid, "cpu": round(own + _measure_others() - others, 3), "wall": round(wall, 3)}
     with RECORDS.open("a") as records:
         records.write(json.dumps(record) + "\n")
     return result
@@ -49,17 +53,18 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if not RECORDS.exists():
         return
-    directories: dict[str, list[float]] = defaultdict(list)
-    files: dict[str, list[float]] = defaultdict(list)
+    directories: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    files: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for line in RECORDS.read_text().splitlines():
         record = json.loads(line)
         file = record["test"].partition("::")[0]
-        files[file].append(record["cpu"])
-        directories[str(Path(file).parent)].append(record["cpu"])
+        files[file].append((record["cpu"], record["wall"]))
+        directories[str(Path(file).parent)].append((record["cpu"], record["wall"]))
     terminalreporter.section("CPU seconds")
     for sums in (directories, files):
-        for name, seconds in sorted(sums.items(), key=lambda pair: -sum(pair[1]))[:MOST]:
-            terminalreporter.write_line(f"{sum(seconds):9.1f}  {len(seconds):6}  {name}")
+        lines = [(*map(sum, zip(*pairs, strict=True)), len(pairs), name) for name, pairs in sums.items()]
+        for cpu, wall, count, name in sorted(lines, reverse=True)[:MOST]:
+            terminalreporter.write_line(f"{cpu:9.1f}  {wall:9.1f}  {count:6}  {name}")
 
 
 def _measure_others() -> float:

@@ -30,6 +30,8 @@ WHOLE = {
 }
 AROUND = -1  # as in crash_sweep.py
 STREAMS = [("kill", AROUND, 0)]
+PARTS = 8
+"""Each has a JVM of its own: one that had outlived killed drivers for an hour ended, twice."""
 FAULTS = WHOLE if FULL else QUICK
 ON_SPARK = pytest.param("spark", marks=pytest.mark.spark)
 
@@ -104,12 +106,14 @@ def test_what_is_new_is_given_once_and_each_day_filled_once_wherever_a_run_is_ki
 
 @pytest.mark.spark
 @pytest.mark.skipif(not FULL, reason="minutes: INTARSIA_CRASH=full")
+@pytest.mark.parametrize("part", [f"{number}/{PARTS}" for number in range(1, PARTS + 1)])
 @pytest.mark.parametrize("kind", ["parquet", "iceberg"])
 def test_batches_of_a_stream_take_effect_once_wherever_a_run_is_killed(
-    shim: Path, directory: Path, kind: str
+    shim: Path, directory: Path, monkeypatch: pytest.MonkeyPatch, kind: str, part: str
 ) -> None:
     """Kills around the commits of whole batches, with the JVM, are in tests/pipeline/test_stream_kills.py."""
     pytest.importorskip("pyspark")
+    monkeypatch.setenv("INTARSIA_CRASH_PART", part)
     results = sweep(shim, directory, f"{kind} stream on spark", STREAMS, script="crash_pipeline.py")
     assert [violation for result in results for violation in result["violations"]] == []
     assert all(result["killed"] > 0 for result in results)

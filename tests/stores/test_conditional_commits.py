@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import pickle
 import time
@@ -378,3 +379,28 @@ def test_a_conflict_that_does_not_end_is_told(server: MemoryStore, monkeypatch: 
     monkeypatch.setattr(ObjectStorage, "create", lambda *_: False)
     with pytest.raises(CommitConflict, match="was made by another writer"):
         it.delete(TARGET, "id = 1", **make_how(Process(server)))
+
+
+@pytest.mark.parametrize("meanwhile", ["removed", "replaced"])
+def test_an_object_that_goes_while_it_is_compared_is_looked_for_again(
+    server: MemoryStore, meanwhile: str
+) -> None:
+    """As a writer's copies do that another one finds: what is planned then begins with another look."""
+
+    def change() -> None:
+        if meanwhile == "removed":
+            open_storage(TARGET, filesystem=open_memory(Process(server)))[0].remove(other)
+        else:
+            server.objects[other.partition("/")[2]] = server.objects[key]
+
+    bucket = TARGET.partition("/")[0]
+    key = next(name for name in server.objects if name.endswith(".parquet"))
+    one, other = f"{bucket}/{key}", f"{bucket}/{key}.copy"
+    writing, _ = open_storage(TARGET, filesystem=open_memory(Process(server)))
+    data = writing.read(one)
+    writing.write(other, data[:-1] + b"?")
+    process = Process(server, at=3, fault="meanwhile", then=change)
+    storage, _ = open_storage(TARGET, filesystem=open_memory(process))
+    with pytest.raises(StorageError) as caught:
+        storage.is_same(one, other)
+    assert caught.value.errno == errno.ENOENT
