@@ -167,7 +167,7 @@ stores: $(DEV) $(SERVERS) ## Faults at every request of an object store, writers
 	@rm -f $(STORES)/points
 	@INTARSIA_TESTS=all INTARSIA_STORES=full INTARSIA_POINTS=$(abspath $(STORES))/points $(PYTEST) --timeout 3600 -m "not spark" tests/stores $(ARGS)
 	@test ! -s $(STORES)/points || $(BIN)/python tests/stores/stores_points.py $(STORES)/points
-	@INTARSIA_TESTS=all INTARSIA_STORES=full $(PYTEST) --timeout 3600 tests/stores/test_spark_on_stores.py $(ARGS)
+	@INTARSIA_TESTS=all INTARSIA_STORES=full $(PYTEST) --timeout 3600 -m spark tests/stores $(ARGS)
 
 # The package lies beside the others and comes before the one among them.
 $(OLDEST)/.installed: requirements/duckdb-oldest.txt $(DEV)

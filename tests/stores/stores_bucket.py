@@ -116,16 +116,17 @@ class ListingReader:
     def read(self, below: str) -> pa.Table:
         """All rows; FileNotFoundError where a file was removed meanwhile."""
         return pa.concat_tables(
-            pq.read_table(pa.BufferReader(self._get(key))) for key in self._list(f"{below}/")
+            pq.read_table(pa.BufferReader(self.get_object(key))) for key in self.list_keys(f"{below}/")
         )
 
-    def _list(self, prefix: str) -> list[str]:
+    def list_keys(self, prefix: str) -> list[str]:
         if self._bucket.kind == "s3":
             page = self._client.list_objects_v2(Bucket=self._bucket.name, Prefix=prefix)
             return [one["Key"] for one in page["Contents"]]
         return list(self._client.list_blob_names(name_starts_with=prefix))
 
-    def _get(self, key: str) -> bytes:
+    def get_object(self, key: str) -> bytes:
+        """All of it, by one request; FileNotFoundError where there is none any more."""
         if self._bucket.kind == "s3":
             try:
                 return self._client.get_object(Bucket=self._bucket.name, Key=key)["Body"].read()

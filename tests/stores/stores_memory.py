@@ -26,6 +26,8 @@ from botocore.exceptions import ClientError, ReadTimeoutError
 BUCKET = "bucket"
 ENDPOINT = "memory://s3"
 FAULTS = ("kill", "kill after", "lost", "late", "timeout", "500", "500 after", "503", "repeat", "expired")
+COPIES = ("copy_object", "rewrite_object")
+"""Requests that read one object and write another, which is not one moment on a server."""
 
 
 class Killed(BaseException):
@@ -155,20 +157,43 @@ class MemoryStore:
         self.objects.pop(Key, None)
         return {}
 
-    def _copy_object(self, Key: str, CopySource: dict[str, str], CopySourceIfMatch: str, **_: Any) -> Any:
-        found = self._find(CopySource["Key"], "CopyObject")
-        if found.tag != CopySourceIfMatch:
+    def begin(self, method: str, given: dict[str, Any]) -> dict[str, Any]:
+        """A request that is under way: a copy has read its source, which may be gone when it writes."""
+        if method not in COPIES:
+            return given
+        with contextlib.suppress(ClientError):
+            return {**given, "Begun": self._find_source(given["CopySource"], given["CopySourceIfMatch"])}
+        return given
+
+    def _find_source(self, source: str | dict[str, str], tag: str) -> Stored:
+        found = self._find(source if isinstance(source, str) else source["Key"], "CopyObject")
+        if found.tag != tag:
             raise _refuse(412, "PreconditionFailed", "CopyObject")
+        return found
+
+    def _copy_object(
+        self,
+        Key: str,
+        CopySource: dict[str, str],
+        CopySourceIfMatch: str,
+        Begun: Stored | None = None,
+        **_: Any,
+    ) -> dict[str, Any]:
+        found = Begun or self._find_source(CopySource, CopySourceIfMatch)
         self.objects[Key] = Stored(found.data, found.tag, self.clock, dict(found.metadata))
         return {}
 
     def _rewrite_object(
-        self, Key: str, CopySource: str, CopySourceIfMatch: str, Metadata: dict[str, str], **given: Any
+        self,
+        Key: str,
+        CopySource: str,
+        CopySourceIfMatch: str,
+        Metadata: dict[str, str],
+        Begun: Stored | None = None,
+        **given: Any,
     ) -> dict[str, Any]:
         """GCS: a copy under a condition."""
-        found = self._find(CopySource, "Rewrite")
-        if found.tag != CopySourceIfMatch:
-            raise _refuse(412, "conditionNotMet", "Rewrite")
+        found = Begun or self._find_source(CopySource, CopySourceIfMatch)
         self._check(Key, "complete", given)
         self.objects[Key] = Stored(found.data, self._make_tag(found.data), self.clock, dict(Metadata))
         return {}
@@ -289,7 +314,7 @@ class Process:
                 self._apply(method, given)
                 raise timeout
             case "late":
-                self.late.append((method, given))
+                self.late.append((method, self.server.begin(method, given)))
                 raise timeout
             case "timeout":
                 raise timeout
@@ -307,6 +332,10 @@ class Process:
                 raise _refuse(403, "ExpiredToken", method)
             case "meanwhile":
                 assert self._then is not None
+                self._then()
+            case "meanwhile, begun":
+                assert self._then is not None
+                given = self.server.begin(method, given)
                 self._then()
         return self.server.request(method, **given)
 

@@ -31,7 +31,7 @@ from stores_faults import (
     prepared,
     read,
 )
-from stores_memory import FAULTS, MemoryStore, Process
+from stores_memory import COPIES, FAULTS, MemoryStore, Process
 from stores_points import make_table
 from tests import sampling
 
@@ -150,20 +150,29 @@ PAIRS = [
 
 
 def _find_lost_updates(server: MemoryStore, first: Operation, second: Operation, at: int) -> list[str]:
-    """One writer carries out a whole operation between two requests of another."""
+    """One writer carries out a whole operation between two requests of another, or while it copies."""
+    wrong, tried = _meet(server, first, second, at, "meanwhile")
+    if tried.startswith(COPIES):
+        wrong += _meet(server, first, second, at, "meanwhile, begun")[0]
+    return wrong
+
+
+def _meet(
+    server: MemoryStore, first: Operation, second: Operation, at: int, fault: str
+) -> tuple[list[str], str]:
+    """What is wrong, and the request at which the two have met."""
     mine = server.copy()
     other: list[Any] = []
-    process = Process(
-        mine, at=at, fault="meanwhile", then=lambda: other.append(carry_out(second, Process(mine)))
-    )
+    process = Process(mine, at=at, fault=fault, then=lambda: other.append(carry_out(second, Process(mine))))
     outcome = carry_out(first, process)
     listed = mine.rows(ROOT, "id", "v")
-    where = f"{first.name} with {second.name} at {at} ({process.sent[at - 1]})"
+    tried = process.sent[at - 1]
+    where = f"{first.name} with {second.name} at {at} ({fault}: {tried})"
     if not (outcome.acknowledged and other[0].acknowledged):
-        return [f"{where}: {outcome}, {other}"]
+        return [f"{where}: {outcome}, {other}"], tried
     legal = (second.model(first.model(BEFORE)), first.model(second.model(BEFORE)))
     wrong = [] if listed in legal else [f"{where}: {listed}"]
-    return wrong + find_leftovers(mine, listed)
+    return wrong + find_leftovers(mine, listed), tried
 
 
 @EVERYWHERE

@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from stores_bucket import Bucket, ListingReader
+from stores_readers import LIBRARIES, read_keys
 from stores_writer import BASE, orders, replay
 
 import intarsia as it
@@ -136,6 +137,29 @@ def test_writers_on_the_same_keys_are_as_one_after_the_other(
     assert reads > 2
     _check_history(lake, writers.read(), before)
     assert not [key for key in lake.files() if "/tx/" in key]
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_library_that_lists_sees_every_key_once_while_others_write(
+    lake: Bucket, writers: Writers, library: str
+) -> None:
+    _make_base(lake)
+    before = len(_read_history(lake))
+    for seed in range(3 if FULL else 2):
+        writers.start(200 + seed, 15 if FULL else 4, "arrow", compacts=False)
+    reader = ListingReader(lake)
+    reads = 0
+    while writers.are_running():
+        keys = read_keys(library, reader, ROOT)
+        if keys is None:  # all rows of a file were deleted, and so it is removed
+            continue
+        assert len(set(keys)) == len(keys), "a key is seen twice"
+        assert set(BASE) <= set(keys), "a key is not seen"
+        reads += 1
+    reader.close()
+    assert not writers.read_errors()
+    assert reads > 2
+    _check_history(lake, writers.read(), before)
 
 
 @EVERYWHERE

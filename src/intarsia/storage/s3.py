@@ -87,6 +87,7 @@ class BotocoreTransport:
         if (proxy := settings["proxy_options"])["host"]:
             config["proxies"] = {settings["scheme"]: _make_proxy_url(proxy)}
         session = botocore.session.get_session()
+        session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_parse_time)
         if settings["role_arn"]:
             _assume_role(session, settings)
         self._client = session.create_client(
@@ -113,6 +114,19 @@ class BotocoreTransport:
             return bytes(answer["Body"].read())
         except (HTTPClientError, IncompleteReadError):  # botocore asks again for an answer, not for its body
             return bytes(self._client.get_object(Bucket=bucket, Key=key, **arguments)["Body"].read())
+
+
+def _parse_time(text: Any) -> dt.datetime:
+    """A time of an answer. For those of listings botocore needs as long as for all the rest of them."""
+    from botocore.utils import parse_timestamp
+
+    if isinstance(text, str) and text.endswith("Z"):
+        try:
+            return dt.datetime.fromisoformat(text)
+        except ValueError:
+            pass  # botocore knows more formats
+    found: dt.datetime = parse_timestamp(text)
+    return found
 
 
 def _assume_role(session: Any, settings: Mapping[str, Any]) -> None:
