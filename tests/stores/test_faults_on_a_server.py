@@ -1,4 +1,4 @@
-"""Faults at requests to a real server (versitygw), of all engines and any process, as a Python worker of Spark.
+"""Faults at requests to a real server (versitygw), of all engines and any process, Spark's workers too.
 
 The sweep in memory (``test_commits_under_faults.py``) has every request and more kinds of faults; here the
 clients are those that people have, with their own repeats. The server is built by ``make stores``.
