@@ -39,7 +39,7 @@ STREAMS = [("kill", AROUND, 0)]
 PARTS = 8
 """Each has a JVM of its own: one that had outlived killed drivers for an hour ended, twice."""
 FAULTS = WHOLE if FULL else QUICK
-ON_SPARK = pytest.param("spark", marks=pytest.mark.spark)
+ON_SPARK = pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.more])  # a JVM for each kill
 
 
 @pytest.mark.only(

@@ -218,6 +218,7 @@ if EVERYTHING:
 
 
 @pytest.mark.spark
+@pytest.mark.more  # in process above; tests/spark compares single dry runs
 @pytest.mark.parametrize(("kind", "name"), SPARK_CASES)
 def test_each_step_of_a_dry_run_on_spark_says_what_the_run_does(
     tmp_path: Path, scratch: Path, tree_digest: Callable[..., Any], spark: Any, kind: str, name: str

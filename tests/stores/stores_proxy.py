@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 FAULTS = ("cut", "lost", "500", "503", "gone", "expired")
-"""At a request: no answer, and it was not or was carried out; an error; no answer or refusals from then on."""
+"""At a request: no answer, and it was not or was carried out; an error; no answer, or refusals, from then."""
 LASTING = ("gone", "expired")
 _ERRORS = {"500": (500, "InternalError"), "503": (503, "SlowDown"), "expired": (403, "ExpiredToken")}
 

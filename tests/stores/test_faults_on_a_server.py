@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+import pyarrow.fs as pafs
 import pytest
 from stores_bucket import Bucket, s3
 from stores_faults import BEFORE, BY_NAME, NEXT, OPERATIONS, ROOT, TARGET, Operation, Outcome, Rows, orders
@@ -23,7 +24,7 @@ from intarsia.storage import trial
 
 FULL = os.environ.get("INTARSIA_STORES") == "full"
 ENGINES = ["arrow", "duckdb", pytest.param("spark", marks=pytest.mark.spark)]
-POINTS = {"arrow": 24, "duckdb": 24, "spark": 8} if FULL else {"arrow": 3, "duckdb": 3, "spark": 2}
+POINTS = {"arrow": 12, "duckdb": 12, "spark": 5} if FULL else {"arrow": 3, "duckdb": 3, "spark": 2}
 """So many requests of an operation meet a fault, evenly chosen."""
 
 
@@ -91,7 +92,9 @@ def test_a_fault_at_a_request_of_any_process_loses_and_doubles_nothing(
     store: Bucket, proxy: FaultyProxy, operation: Operation, fault: str, engine: Any
 ) -> None:
     named = engine if isinstance(engine, str) else "spark"
-    how = {"filesystem": s3(proxy.port, connect_timeout=2, request_timeout=5), "engine": engine}
+    patience = pafs.AwsStandardS3RetryStrategy(max_attempts=2)
+    filesystem = s3(proxy.port, connect_timeout=2, request_timeout=5, retry_strategy=patience)
+    how = {"filesystem": filesystem, "engine": engine}
     trial.forget()
     reset(store)
     proxy.arm()
