@@ -230,7 +230,7 @@ shop.merge(scored, into="lake/scores", on="id")
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.more  # a server of its own; a pipeline on the shared one is above
+@pytest.mark.more  # programs of its own; the pipeline above has none beside it
 def test_modules_beside_a_python_pipeline_reach_a_connect_server(
     server: str, tmp_path: Path, rows: Any
 ) -> None:
