@@ -49,6 +49,9 @@ SPOILED = {
     "with a footer of noise": lambda file: file.write_bytes(
         file.read_bytes()[:-200] + b"\xff" * 192 + file.read_bytes()[-8:]
     ),
+    "with a writer that is no text": lambda file: file.write_bytes(
+        file.read_bytes().replace(b"parquet-cpp-arrow", b"parquet-cpp-arro\xff")
+    ),
     "that is text": lambda file: file.write_text("id,name\n1,a\n" * 20),
     "that is a web page": lambda file: file.write_text("<html>403 Forbidden</html>"),
 }

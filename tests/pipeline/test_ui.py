@@ -1,90 +1,34 @@
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import re
 import shutil
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from html.parser import HTMLParser
+from contextlib import closing
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urlencode
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from browser_pages import DARK, Browser, measure_brightness, measure_page
+from starlette.requests import Request
+from ui_site import Answer, Site, Tags, make_rows, serve, wait_until
 
 import intarsia as it
 from intarsia.errors import NothingMatched, StorageError
-from intarsia.ui.lake import open_lake
-from intarsia.ui.server import bind_loopback, make_server
+from intarsia.ui.lake import Lake, open_lake
+from intarsia.ui.server import Pages, bind_loopback
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 SCRIPT = "<script>alert(1)</script>"
-
-
-class Answer:
-    def __init__(self, code: int, headers: dict[str, str], text: str) -> None:
-        self.code, self.headers, self.text = code, headers, text
-
-
-class Site:
-    """A running server, and what it answers."""
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-        parts = urlsplit(address)
-        self.host, self.port = str(parts.hostname), int(parts.port or 0)
-
-    def ask(self, target: str, *, method: str = "GET", headers: dict[str, str] | None = None) -> Answer:
-        """Send exactly this target: no library may tidy it up."""
-        asked = http.client.HTTPConnection(self.host, self.port, timeout=60)
-        try:
-            asked.putrequest(method, target, skip_host="Host" in (headers or {}))
-            for name, value in (headers or {}).items():
-                asked.putheader(name, value)
-            asked.endheaders()
-            got = asked.getresponse()
-            sent = {name.lower(): value for name, value in got.getheaders()}
-            return Answer(got.status, sent, got.read().decode())
-        finally:
-            asked.close()
-
-    def get(self, target: str) -> str:
-        answer = self.ask(target)
-        assert answer.code == 200, answer.text
-        return answer.text
-
-
-@contextmanager
-def serve(place: Path | str, **options: Any) -> Iterator[Site]:
-    ready = threading.Event()
-    with bind_loopback(0) as bound:
-        told: list[str] = []
-        server = make_server(open_lake(str(place), **options), bound, lambda a: (told.append(a), ready.set()))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
-        thread.start()
-        try:
-            assert ready.wait(60)
-            yield Site(told[0])
-        finally:
-            server.should_exit = True
-            thread.join(30)
-            assert not thread.is_alive()
-
-
-def make_rows(count: int, start: int = 0) -> pa.Table:
-    ids = list(range(start, start + count))
-    return pa.table(
-        {"id": ids, "amount": [n % 100 for n in ids], "region": [("eu", "us")[n % 2] for n in ids]}
-    )
 
 
 @pytest.fixture(scope="module")
@@ -117,28 +61,6 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def site(lake: Path) -> Iterator[Site]:
     with serve(lake) as running:
         yield running
-
-
-class Tags(HTMLParser):
-    """The elements of a page, and its text."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-    def list_links(self) -> list[str]:
-        return [str(attrs["href"]) for tag, attrs in self.found if tag == "a" and attrs.get("href")]
-
-    def list_cards(self) -> list[str]:
-        return [str(attrs["data-load"]) for tag, attrs in self.found if tag == "article"]
 
 
 def walk(site: Site) -> dict[str, Answer]:
@@ -397,6 +319,84 @@ def test_iceberg_tables_of_a_warehouse_show_their_deletes(tmp_path: Path) -> Non
     assert not (tmp_path / "catalog.db").exists()
 
 
+def make_foreign_catalog(directory: Path, table: pa.Table, *, name: str) -> None:
+    """A warehouse that PyIceberg made by itself, under a name of its own."""
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    directory.mkdir()
+    catalog = SqlCatalog(name, uri=f"sqlite:///{directory}/catalog.db", warehouse=f"file://{directory}")
+    catalog.create_namespace("shop")
+    catalog.create_table("shop.orders", table.schema).append(table)
+    catalog.engine.dispose()
+
+
+def test_a_warehouse_shows_catalogs_of_any_name_and_the_datasets_beside_them(tmp_path: Path) -> None:
+    make_foreign_catalog(tmp_path / "house", make_rows(7), name="theirs")
+    it.write(make_rows(3), tmp_path / "house" / "plain")
+    with serve(tmp_path) as site:
+        cards = Tags(site.get("/")).list_cards()
+        assert cards == [
+            "/card?path=house&path=plain",
+            "/card?at=house&table=shop&table=orders&catalog=theirs",
+        ]
+        assert "7 rows" in Tags(site.get(cards[1])).text
+        assert "house · theirs · shop" in Tags(site.get("/")).text
+        assert site.ask("/table?at=house&table=shop&table=orders").code == 404
+        assert site.ask("/table?at=house&table=shop&table=orders&catalog=absent").code == 404
+
+
+def test_no_table_is_made_in_a_database_and_no_column_added(
+    tmp_path: Path, tree_digest: Callable[[Path], Any]
+) -> None:
+    make_foreign_catalog(tmp_path / "old", make_rows(7), name="local")
+    with closing(sqlite3.connect(tmp_path / "old" / "catalog.db")) as database:  # as Spark makes it
+        database.execute("ALTER TABLE iceberg_tables DROP COLUMN iceberg_type")
+        database.commit()
+    for name in ("photos", "nothing"):
+        (tmp_path / name).mkdir()
+        with closing(sqlite3.connect(tmp_path / name / "catalog.db")) as database:
+            database.execute("CREATE TABLE photos (name)" if name == "photos" else "VACUUM")
+            database.commit()
+    before = tree_digest(tmp_path)
+    with serve(tmp_path) as site:
+        assert Tags(site.get("/")).list_cards() == ["/card?at=old&table=shop&table=orders"]
+        assert "7 rows" in Tags(site.get("/card?at=old&table=shop&table=orders")).text
+    assert tree_digest(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["two\nlines", "\u202egpj", "a b&path=..", "%2e%2e"])
+def test_forms_keep_the_name_of_a_table(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()
+    pq.write_table(pa.table({"a": [1, 2, 3]}), tmp_path / name / "part-0.parquet")
+    with serve(tmp_path) as site:
+        card = Tags(site.get("/")).list_cards()[0]
+        for tab in ("files", "plan"):
+            page = Tags(site.get(card.replace("/card", f"/table/{tab}")))
+            fields = {attrs["name"]: attrs.get("value") for tag, attrs in page.found if tag == "input"}
+            assert "part-0.parquet" in site.get(f"/table/files?{urlencode({'of': fields['of']})}&q=part")
+
+
+def test_a_table_whose_name_is_no_text_says_so(tmp_path: Path) -> None:
+    directory = os.fsencode(tmp_path) + b"/bad\xff"
+    os.mkdir(directory)
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "one.parquet")
+    (tmp_path / "one.parquet").rename(os.fsdecode(directory + b"/one.parquet"))
+    with serve(tmp_path) as site:
+        assert Tags(site.get("/")).list_cards() == ["/card?path=bad%FF"]
+        assert "must be a path or URL as text" in site.get("/card?path=bad%FF")
+
+
+def test_a_store_is_not_listed_every_few_seconds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(_: Lake) -> None:
+        raise AssertionError("the store is listed")
+
+    monkeypatch.setattr(Lake, "_look", refuse)
+    pages = Pages(Lake("lake", "s3://bucket/lake", extra_reports=(tmp_path,)))
+    for query in (b"", b"path=orders"):
+        asked = Request({"type": "http", "query_string": query, "headers": []})
+        assert pages.show_pulse(asked).status_code == 200
+
+
 def test_runs_graphs_and_expectations_are_shown(shop: Any) -> None:
     shop.declare(
         shop.file.read_text()
@@ -436,6 +436,9 @@ def test_a_commit_and_a_run_change_the_pulse(shop: Any) -> None:
         shop.lands("b.csv", {2: ("eu", 1.0)})
         shop.run()
         assert site.get("/pulse") != lake
+        lake = site.get("/pulse")
+        it.write(make_rows(3), shop.root / "lake" / "new")
+        wait_until(lambda: site.get("/pulse") != lake)
 
 
 def test_a_place_that_is_not_there_and_a_port_that_is_taken_are_refused(tmp_path: Path) -> None:

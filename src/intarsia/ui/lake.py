@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import parse_qsl, quote
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -55,6 +55,8 @@ class TableRef:
     parts: tuple[str, ...]
     catalog: tuple[str, ...] | None = None
     """Of an Iceberg table: the warehouse, as directories below the root; empty for the lake's own catalog."""
+    catalog_name: str = ""
+    """Of an Iceberg table of a warehouse: its catalog, of which one file may hold several."""
 
     @property
     def is_iceberg(self) -> bool:
@@ -66,12 +68,37 @@ class TableRef:
         return ".".join(self.parts) if self.is_iceberg else "/".join(self.parts)
 
     @property
+    def place(self) -> str:
+        """The warehouse and the catalog that an Iceberg table is in, where that is not the lake's own."""
+        return " · ".join(filter(None, ("/".join(self.catalog or ()), self.catalog_name)))
+
+    @property
     def query(self) -> str:
-        """The query of a URL that names it."""
+        """The query of a URL that names it, in ASCII, whatever bytes are in the names."""
         if self.catalog is None:
-            return "&".join(f"path={quote(part, safe='', errors='surrogateescape')}" for part in self.parts)
-        named = [("at", part) for part in self.catalog] + [("table", part) for part in self.parts]
+            named = [("path", part) for part in self.parts]
+        else:
+            named = [("at", part) for part in self.catalog] + [("table", part) for part in self.parts]
+            named += [("catalog", self.catalog_name)] if self.catalog_name else []
         return "&".join(f"{key}={quote(part, safe='', errors='surrogateescape')}" for key, part in named)
+
+    @staticmethod
+    def parse(query: str) -> TableRef:
+        """The table that a query names; whether there is one is not looked at."""
+        asked = _parse_query(query)
+        if "of" in asked:  # a form gives the whole query in one field, for fields cannot hold any bytes
+            asked = _parse_query(asked["of"][-1])
+        if "table" in asked:
+            named = asked.get("catalog", [""])[-1]
+            return TableRef(tuple(asked["table"]), tuple(asked.get("at", ())), named)
+        return TableRef(tuple(asked.get("path", ())))
+
+
+def _parse_query(query: str) -> dict[str, list[str]]:
+    asked: dict[str, list[str]] = {}
+    for key, value in parse_qsl(query, keep_blank_values=True, errors="surrogateescape"):
+        asked.setdefault(key, []).append(value)
+    return asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +127,7 @@ class Contents:
 class _OpenTable:
     """A table that stays open between requests; one request at a time looks at it."""
 
-    table: Table
+    table: Table | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -129,6 +156,17 @@ class Lake:
                 self._found = (time.monotonic(), self._look())
             return self._found[1]
 
+    @property
+    def is_cheap_to_list(self) -> bool:
+        """Whether it may be listed again every few seconds: a store is asked, and paid, by the request."""
+        return self.root is not None and "://" not in self.root
+
+    def list_report_paths(self) -> tuple[Path, ...]:
+        """The directories with reports; a store is not listed for them, for it has none."""
+        if not self.is_cheap_to_list:
+            return self.extra_reports
+        return tuple(found.path for found in self.list_contents().reports)
+
     def find_reports(self, key: str) -> ReportDirectory:
         """A directory of reports by its key. Raises NothingMatched."""
         for found in self.list_contents().reports:
@@ -145,11 +183,13 @@ class Lake:
             NotSupported: PyIceberg is not installed.
         """
         with self._lock:
-            opened = self._open.pop(ref, None) or _OpenTable(self._open_new(ref))
+            opened = self._open.pop(ref, None) or _OpenTable()
             self._open[ref] = opened
             while len(self._open) > MOST_OPEN:
                 self._open.popitem(last=False)
         with opened.lock:
+            if opened.table is None:  # only those who want this one wait for its catalog or store
+                opened.table = self._open_new(ref)
             yield opened.table
 
     def _open_new(self, ref: TableRef) -> Table:
@@ -161,7 +201,11 @@ class Lake:
             raise InputError("A table of a catalog has a name.")
         if not ref.catalog and self.catalog is not None:
             return open_iceberg(ref.parts, self.catalog)
-        return open_iceberg(ref.parts, Path(self._find_warehouse(ref.catalog)))
+        iceberg = import_optional(_ICEBERG)
+        warehouse = Path(self._find_warehouse(ref.catalog))
+        return open_iceberg(
+            ref.parts, iceberg.open_to_read(warehouse, ref.catalog_name or iceberg.CATALOG_NAME)
+        )
 
     def _find_warehouse(self, parts: tuple[str, ...]) -> str:
         if self.root is None or "://" in self.root:
@@ -170,7 +214,7 @@ class Lake:
 
     def stamp(self, ref: TableRef) -> str:
         """Changes when a commit is made, as far as a look at two directories tells; empty where none can."""
-        if self.root is None or "://" in self.root:
+        if self.root is None or not self.is_cheap_to_list:
             return ""
         if ref.catalog is not None:
             places = [f"{self._find_warehouse(ref.catalog)}/{CATALOG_FILE}"]
@@ -187,7 +231,8 @@ class Lake:
     def _look(self) -> Contents:
         given = tuple(ReportDirectory(path, str(path)) for path in self.extra_reports)
         if self.root is None:
-            return Contents(tuple(_list_catalog(self.catalog, ())), given)
+            found = islice(import_optional(_ICEBERG).list_tables(self.catalog), MOST_TABLES)
+            return Contents(tuple(TableRef(identifier, ()) for identifier in found), given)
         search = _Search(self.root, reports=list(given))
         search.go()
         return Contents(
@@ -205,6 +250,7 @@ class _Search:
     reports: list[ReportDirectory]
     tables: list[TableRef] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    warehouses: set[tuple[str, ...]] = field(default_factory=set)
     filesystem: pafs.FileSystem | None = None
     base: str = ""
 
@@ -246,11 +292,12 @@ class _Search:
                 self.reports.append(ReportDirectory(path, "/".join(parts) or str(path)))
         if self.filesystem is None and found.get(CATALOG_FILE) is False:
             try:
-                self.tables += _list_catalog(Path(_join(self.root, parts)), parts)
+                self.tables += _list_warehouse(Path(_join(self.root, parts)), parts)
+                self.warehouses.add(parts)
             except IntarsiaError as error:
                 self.notes.append(f"The catalog in {'/'.join(parts) or '.'} cannot be read: {error}")
-            else:
-                return []
+        if found.get("metadata") and any(parts[:depth] in self.warehouses for depth in range(len(parts))):
+            return []  # the directory of a table of that catalog, or of one that was dropped
         if _is_dataset(found):
             self.tables.append(TableRef(parts))
             return []
@@ -284,10 +331,10 @@ def _is_dataset(found: dict[str, bool]) -> bool:
     return bool(below) and all("=" in name for name in below)
 
 
-def _list_catalog(catalog: Any, place: tuple[str, ...]) -> Iterator[TableRef]:
-    found = import_optional(_ICEBERG).list_tables(catalog)
-    for identifier in islice(found, MOST_TABLES):
-        yield TableRef(identifier, place)
+def _list_warehouse(warehouse: Path, place: tuple[str, ...]) -> Iterator[TableRef]:
+    iceberg = import_optional(_ICEBERG)
+    for name, identifier in iceberg.list_stored_tables(warehouse)[:MOST_TABLES]:
+        yield TableRef(identifier, place, "" if name == iceberg.CATALOG_NAME else name)
 
 
 def _join(root: str, parts: tuple[str, ...]) -> str:

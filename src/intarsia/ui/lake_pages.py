@@ -67,6 +67,7 @@ def render_home(lake: Lake, contents: Contents, runs: Sequence[RunsOf], asked: M
         else f"{len(tables):,} of {len(contents.tables):,}"
     )
     empty = "" if cards else '<p class="quiet">No table here: no Parquet files, and no catalog.</p>'
+    empty = f'<div id="empty">{empty}</div>'
     address = f"/?q={quote(wanted, safe='')}"
     body = (
         render_live(run for one in runs for run in one.live)
@@ -81,6 +82,7 @@ def render_home(lake: Lake, contents: Contents, runs: Sequence[RunsOf], asked: M
 def _render_table(lake: Lake, ref: TableRef) -> str:
     kind = "Iceberg" if ref.is_iceberg else "Parquet"
     above, _, name = (ref.title or lake.title).rpartition("." if ref.is_iceberg else "/")
+    above = " · ".join(filter(None, (ref.place, above)))
     place = f'<span class="quiet above">{escape_text(above)}</span>' if above else ""
     query = escape_text(ref.query)
     return (

@@ -23,12 +23,22 @@
     await Promise.all([worker(), worker()]);
   };
 
-  // Elements of the same place are replaced where they differ: cards that are loaded stay.
-  const follow = async () => {
+  // Cards of tables that are still there stay as they are until they are loaded again.
+  const followTables = async (grid, fresh) => {
+    const known = new Map([...grid.children].map((card) => [card.dataset.load, card]));
+    const next = fresh.querySelector(".grid");
+    if (next) grid.replaceChildren(...[...next.children].map((card) => known.get(card.dataset.load) || card));
+    const count = document.querySelector(".headline h2"), fresher = fresh.querySelector(".headline h2");
+    if (count && fresher && count.innerHTML !== fresher.innerHTML) count.replaceChildren(...fresher.childNodes);
+    await loadCards(document);
+  };
+
+  // Elements of the same place are replaced where they differ.
+  const follow = async (isNew) => {
     const text = await fetchText(location.href);
     const fresh = new DOMParser().parseFromString(text, "text/html");
     const grid = document.querySelector(".grid");
-    const ids = grid ? ["live", "runs"] : ["content"];
+    const ids = grid ? ["live", "empty", "runs"] : ["content"];
     for (const id of ids) {
       const now = document.getElementById(id), next = fresh.getElementById(id);
       if (now && next && now.innerHTML !== next.innerHTML) {
@@ -39,7 +49,7 @@
     }
     const mark = document.querySelector("header .top"), fresher = fresh.querySelector("header .top");
     if (mark && fresher && mark.innerHTML !== fresher.innerHTML) mark.replaceChildren(...fresher.childNodes);
-    if (grid) await loadCards(document);
+    if (grid && isNew) await followTables(grid, fresh);
   };
 
   const main = document.querySelector("main[data-pulse]");
@@ -49,11 +59,11 @@
     if (!document.hidden) {
       try {
         const now = await fetchText(main.dataset.pulse);
-        if (last !== null && now !== last) await follow();
+        const isNew = last !== null && now !== last;
+        // A run under way is shown with its time, which goes on without anything new.
+        if (isNew || document.querySelector("#live section")) await follow(isNew);
         last = now;
         if (beat) beat.textContent = "";
-        // A run under way is shown with its time, which goes on without anything new.
-        if (document.querySelector("#live section")) await follow();
       } catch (error) {
         if (beat) beat.textContent = " · no answer; is it still running?";
       }

@@ -66,7 +66,8 @@ class LocalOnly:
 
     def __init__(self, app: ASGIApp, *, port: int) -> None:
         self.app = app
-        self.hosts = {f"{name}:{port}" for name in (LOOPBACK, "localhost")}
+        names = (LOOPBACK, "localhost")
+        self.hosts = {f"{name}:{port}" for name in names} | (set(names) if port == 80 else set())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -107,7 +108,7 @@ def make_app(lake: Lake, *, port: int) -> ASGIApp:
         lake: what to show.
         port: the port that it is reached at, which requests have to name.
     """
-    pages = _Pages(lake)
+    pages = Pages(lake)
     routes = [
         Route("/", pages.show_home),
         Route("/card", pages.show_card),
@@ -146,7 +147,7 @@ def _serve_text(text: str, kind: str) -> Callable[[Request], Response]:
     return answer
 
 
-class _Pages:
+class Pages:
     """An answer for each address. Functions are not async: they run in threads."""
 
     def __init__(self, lake: Lake) -> None:
@@ -196,10 +197,11 @@ class _Pages:
         """A short text that changes when a page would."""
         told = []
         try:
-            for found in self.lake.list_contents().reports:
-                told += [found.key, stamp_path(found.path)]
             if request.query_params:
                 told.append(self.lake.stamp(_read_ref(request)))
+            elif self.lake.is_cheap_to_list:
+                told += [ref.query for ref in self.lake.list_contents().tables]
+            told += [stamp_path(path) for path in self.lake.list_report_paths()]
         except (IntarsiaError, OSError) as error:
             told.append(type(error).__name__)
         return PlainTextResponse(hashlib.sha256("\n".join(told).encode()).hexdigest()[:16])
@@ -215,10 +217,7 @@ class _Pages:
 
 def _read_ref(request: Request) -> TableRef:
     """The table that a query names; whether there is one is not looked at."""
-    asked = request.query_params
-    if asked.getlist("table"):
-        return TableRef(tuple(asked.getlist("table")), tuple(asked.getlist("at")))
-    return TableRef(tuple(asked.getlist("path")))
+    return TableRef.parse(request.scope["query_string"].decode("latin-1"))
 
 
 def _read_report(path: Path) -> bytes:

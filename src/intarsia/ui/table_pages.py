@@ -303,11 +303,8 @@ def _show_partition(snapshot: Snapshot, file: DataFile) -> str:
 
 
 def _render_hidden(ref: TableRef) -> str:
-    """The table of a form, as fields that are not shown."""
-    named = [("path", part) for part in ref.parts]
-    if ref.catalog is not None:
-        named = [("at", part) for part in ref.catalog] + [("table", part) for part in ref.parts]
-    return "".join(f'<input type="hidden" name="{key}" value="{escape_text(part)}">' for key, part in named)
+    """The table of a form, in one field that is not shown."""
+    return f'<input type="hidden" name="of" value="{escape_text(ref.query)}">'
 
 
 # History

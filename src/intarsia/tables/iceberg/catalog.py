@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import weakref
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from intarsia.common.paths import to_path_text
 from intarsia.common.system import refuse_untried
@@ -63,6 +66,50 @@ def embedded_catalog(directory: str | os.PathLike[str], *, name: str = CATALOG_N
             path=shown,
             hint="it has to be a SQLite file that can be read and written.",
         ) from error
+
+
+def list_stored_tables(warehouse: Path) -> list[tuple[str, tuple[str, ...]]]:
+    """The tables in ``catalog.db`` of a directory, each with the name of its catalog; nothing is written.
+
+    Empty where there is no such file, or it is a database of something else.
+
+    Raises:
+        StorageError: it cannot be read as a SQLite file.
+    """
+    path = warehouse / CATALOG_FILE
+    if not path.is_file():
+        return []
+    try:
+        with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as connection:
+            columns = {row[1] for row in connection.execute("PRAGMA table_info(iceberg_tables)")}
+            if not columns:
+                return []
+            which = "WHERE coalesce(iceberg_type, 'TABLE') = 'TABLE'" if "iceberg_type" in columns else ""
+            named = "SELECT catalog_name, table_namespace, table_name FROM iceberg_tables"
+            found = connection.execute(f"{named} {which} ORDER BY 1, 2, 3")
+            return [(catalog, (*namespace.split("."), name)) for catalog, namespace, name in found]
+    except sqlite3.Error as error:
+        raise StorageError(f"Cannot read the catalog {path}: {error}", path=str(path)) from error
+
+
+def open_to_read(warehouse: Path, name: str = CATALOG_NAME) -> Catalog:
+    """The catalog of a warehouse directory, by a connection that cannot write; nothing is made.
+
+    Raises:
+        InputError, StorageError: there is no such catalog, or it cannot be read.
+    """
+    if all(name != known for known, _ in list_stored_tables(warehouse)):
+        raise InputError(f"There is no catalog {name!r} in {warehouse}.", path=str(warehouse))
+    from pyiceberg.catalog.sql import SqlCatalog
+    from sqlalchemy.engine import URL
+
+    database = f"file:{quote(str(warehouse / CATALOG_FILE))}"
+    url = URL.create("sqlite", database=database, query={"mode": "ro", "uri": "true"})
+    catalog = SqlCatalog(
+        name, uri=url.render_as_string(), warehouse=f"file://{warehouse}", init_catalog_tables="false"
+    )
+    _close_when_unused(catalog)
+    return catalog
 
 
 def _close_when_unused(catalog: Catalog) -> None:

@@ -159,6 +159,7 @@ def parse_footer(raw: bytes) -> Footer:
     metadata = _FooterFile(pa.BufferReader(raw)).metadata
     if len(raw) - 8 - metadata.serialized_size == _SIGNATURE:
         raise pa.ArrowInvalid("some of its columns are encrypted")
+    _ = metadata.created_by  # which is text, or damaged
     shape = _find_shape(raw, metadata)
     _check_codecs(shape, raw, metadata)
     return Footer(metadata, shape, raw)
