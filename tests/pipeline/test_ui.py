@@ -24,6 +24,7 @@ from ui_site import Answer, Site, Tags, make_rows, serve, wait_until
 
 import intarsia as it
 from intarsia.errors import NothingMatched, StorageError
+from intarsia.pipeline.reports.live import LiveReport
 from intarsia.ui.lake import Lake, open_lake
 from intarsia.ui.server import Pages, bind_loopback
 
@@ -441,6 +442,22 @@ def test_a_commit_and_a_run_change_the_pulse(shop: Any) -> None:
         wait_until(lambda: site.get("/pulse") != lake)
 
 
+def test_the_first_run_of_a_pipeline_is_shown_while_it_is_under_way(
+    shop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, shown = LiveReport.__exit__, []
+
+    def look(self: LiveReport, *gone: Any) -> None:
+        shown.append(site.get("/"))
+        left(self, *gone)
+
+    monkeypatch.setattr(LiveReport, "__exit__", look)
+    shop.lands("a.csv", {1: ("eu", 1.0)})
+    with serve(shop.root) as site:
+        shop.run()
+    assert '<section class="live">' in shown[-1]
+
+
 def test_a_place_that_is_not_there_and_a_port_that_is_taken_are_refused(tmp_path: Path) -> None:
     with pytest.raises(NothingMatched, match="no directory"):
         open_lake(str(tmp_path / "absent"))
@@ -516,8 +533,6 @@ def test_the_browser_loads_every_card_and_runs_no_script_of_a_name(
 def test_the_browser_follows_a_run_while_it_is_under_way(
     shop: Any, chromium: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from intarsia.pipeline.reports.live import LiveReport
-
     shop.lands("a.csv", {1: ("eu", 1.0)})
     shop.run()
     shop.lands("b.csv", {2: ("eu", 1.0)})

@@ -25,6 +25,7 @@ from intarsia.common.paths import redact_path
 from intarsia.common.system import parse_file_url
 from intarsia.core.ports import Table
 from intarsia.errors import InputError, IntarsiaError, NothingMatched, StorageError
+from intarsia.pipeline.reports.live import is_live_name
 from intarsia.pipeline.reports.run_index import is_report_name
 from intarsia.request import open_iceberg
 from intarsia.storage import open_storage
@@ -286,7 +287,7 @@ class _Search:
 
     def _sort_out(self, parts: tuple[str, ...], found: dict[str, bool]) -> list[str]:
         """Note what a directory is; returns the names of those below it that may hold tables."""
-        if any(map(is_report_name, found)) and self.filesystem is None:
+        if self.filesystem is None and any(is_report_name(name) or is_live_name(name) for name in found):
             path = Path(_join(self.root, parts))
             if all(path != known.path for known in self.reports):
                 self.reports.append(ReportDirectory(path, "/".join(parts) or str(path)))

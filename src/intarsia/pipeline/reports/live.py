@@ -30,7 +30,7 @@ from intarsia.pipeline.reports.measures import describe_outcome, measure_graph
 from intarsia.pipeline.reports.report import PipelineReport, StepReport
 from intarsia.pipeline.reports.run_index import replace_file
 
-__all__ = ["LiveReport", "LiveRun", "LiveStep", "read_live_runs"]
+__all__ = ["LiveReport", "LiveRun", "LiveStep", "is_live_name", "read_live_runs"]
 
 log = get_logger(__name__)
 
@@ -150,9 +150,14 @@ def read_live_runs(directory: Path) -> tuple[LiveRun, ...]:
     return tuple(sorted(alive, key=lambda run: run.started))
 
 
+def is_live_name(name: str) -> bool:
+    """Whether a file is named as that of a run under way."""
+    return name.startswith(".") and name.endswith(SUFFIX)
+
+
 def _list_files(directory: Path) -> list[Path]:
     with os.scandir(directory) as entries:
-        names = [one.name for one in entries if one.name.startswith(".") and one.name.endswith(SUFFIX)]
+        names = [one.name for one in entries if is_live_name(one.name)]
     return [directory / name for name in sorted(names)[:_MOST_RUNS]]
 
 
