@@ -45,14 +45,16 @@ min-width:84px}
 .intarsia .n b,.intarsia.intarsia table td.n{color:var(--n)}
 .intarsia .pic{border:1px solid var(--edge);border-radius:8px;overflow:hidden;margin:0 0 10px}
 .intarsia .pic svg{display:block;max-width:100%;height:auto}
-.intarsia details{margin:0 0 8px}.intarsia summary{cursor:pointer;color:var(--quiet)}
+.intarsia details{margin:0 0 8px;overflow-x:auto}.intarsia summary{cursor:pointer;color:var(--quiet)}
 .intarsia.intarsia table{border-collapse:collapse;margin:6px 0 0;width:100%;font-size:12px;background:none;
 color:inherit;table-layout:auto}
 .intarsia.intarsia table tr:nth-child(n),.intarsia.intarsia table tr:nth-child(n):hover{background:none}
 .intarsia.intarsia table th,.intarsia.intarsia table td{text-align:left;vertical-align:top;max-width:none;
-padding:3px 10px 3px 0;border:0;border-bottom:1px solid var(--edge);overflow-wrap:anywhere;white-space:normal}
+padding:3px 10px 3px 0;border:0;border-bottom:1px solid var(--edge);overflow-wrap:anywhere;white-space:normal;
+min-width:6em}
 .intarsia.intarsia table td{color:inherit}.intarsia.intarsia table th{color:var(--quiet);font-weight:500}
-.intarsia.intarsia table .num{text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums}
+.intarsia.intarsia table .num{text-align:right;white-space:nowrap;min-width:0;
+font-variant-numeric:tabular-nums}
 .intarsia .note{background:var(--note);border-radius:6px;padding:6px 10px;margin:0 0 6px}
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC
 from html import escape
 
 from intarsia.core.history import Commit
@@ -79,7 +80,7 @@ def _draw_line(values: Sequence[int], most: int) -> str:
 
 def _frame(title: str, most: str, body: str, commits: Sequence[Commit]) -> str:
     times = [commit.time for commit in commits if commit.time is not None]
-    ends = (f"{times[0]:%Y-%m-%d %H:%M}", f"{times[-1]:%Y-%m-%d %H:%M}") if times else ("", "")
+    ends = [f"{times[at].astimezone(UTC):%Y-%m-%d %H:%M} UTC" for at in (0, -1)] if times else ["", ""]
     return (
         f'<div class="chart"><div class="head"><span>{title}</span><span>{most}</span></div>'
         f'<svg viewBox="0 0 {_WIDTH:.0f} {_HEIGHT:.0f}" preserveAspectRatio="none" role="img">'
@@ -89,7 +90,7 @@ def _frame(title: str, most: str, body: str, commits: Sequence[Commit]) -> str:
 
 
 def _describe(commit: Commit) -> str:
-    when = "" if commit.time is None else f", {commit.time:%Y-%m-%d %H:%M:%S}"
+    when = "" if commit.time is None else f", {commit.time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
     lines = [f"version {commit.version}: {commit.operation}{when}"]
     if commit.rows_after is not None:
         lines.append(f"{units.format_count(commit.rows_after, 'row')} after it")

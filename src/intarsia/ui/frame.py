@@ -115,7 +115,7 @@ def format_age(time: datetime, now: datetime | None = None) -> str:
     """``just now``, ``5 min ago``, ``3 h ago``, ``12 days ago``; a time to come is shown as it is."""
     passed = ((now or datetime.now(UTC)) - time).total_seconds()
     if passed < -60:
-        return f"{time:%Y-%m-%d %H:%M}"
+        return f"{time.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
     for limit, size, word in ((90, 1, ""), (5400, 60, "min"), (129_600, 3600, "h")):
         if passed < limit:
             return "just now" if not word else f"{passed / size:.0f} {word} ago"

@@ -84,9 +84,9 @@ def _render_table(lake: Lake, ref: TableRef) -> str:
     above, _, name = (ref.title or lake.title).rpartition("." if ref.is_iceberg else "/")
     above = " · ".join(filter(None, (ref.place, above)))
     place = f'<span class="quiet above">{escape_text(above)}</span>' if above else ""
-    query = escape_text(ref.query)
+    query, shown = escape_text(ref.query), escape_text(units.elide(name, 80))
     return (
-        f'<article data-load="/card?{query}"><a class="cover" href="/table?{query}">{escape_text(name)}</a>'
+        f'<article data-load="/card?{query}"><a class="cover" href="/table?{query}">{shown}</a>'
         f'<span class="kind">{kind}</span>{place}<div class="load"></div></article>'
     )
 
@@ -182,7 +182,7 @@ def render_expectations(directory: Path, runs: Sequence[PastRun]) -> str:
     for number, run in enumerate(real):
         for step, check in _read_checks(directory / run.data):
             tone, words = _judge(check)
-            told = f"{run.started:%Y-%m-%d %H:%M}: {words}"
+            told = f"{run.started:%Y-%m-%d %H:%M} UTC: {words}"
             outcomes.setdefault((step, str(check.get("expectation", ""))), {})[number] = (tone, told)
     if not outcomes:
         return ""
