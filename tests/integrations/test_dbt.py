@@ -213,6 +213,7 @@ def test_keys_that_are_wrong_fail_the_model_and_leave_every_byte(
     assert "'insert' needs a unique_key" in fail(unique_key=None, incremental_strategy="insert")
     assert "there is no 'sync_all_columns' here" in fail(on_schema_change="sync_all_columns")
     assert "merge_exclude_columns cannot be followed" in fail(merge_exclude_columns=["state"])
+    assert "a location cannot have *, ? or [ in it. [lake/[a]]" in fail(location="lake/[a]")
     assert not list(Path(os.environ.get("TMPDIR", "/tmp")).glob("intarsia-dbt-*/*/rows.parquet"))
 
 

@@ -104,6 +104,8 @@ class Plugin(BasePlugin):
         """
         run: dict[str, Any] = target_config.config
         location = target_config.location.path
+        with _raise_for_dbt(location):
+            _check_location(location)
         if "staged" not in run and not run.get("register"):
             own = self._staging / uuid.uuid4().hex
             own.mkdir()
@@ -186,6 +188,12 @@ class Plugin(BasePlugin):
 
 def _quote(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
+
+
+def _check_location(location: str) -> None:
+    """Refuse what DuckDB takes for a pattern: its list of the files would be another, or empty."""
+    if set("*?[") & set(location):
+        raise InputError("a location cannot have *, ? or [ in it.", hint="choose another directory.")
 
 
 def _check_choice(name: str, value: str, allowed: Mapping[str, Any]) -> None:
