@@ -112,7 +112,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Every other test, by its name, splices files that would be too small for it."""
+    """Every other test, by its name, copies chunks of files that would be too small for it."""
     chosen = hashlib.sha256(item.nodeid.encode()).digest()[0] % 2
     chunk_copy.CHUNK_BYTES = 0 if chosen else CHUNK_BYTES
     # Telling the shared session of every change in process would be most of what these tests take.

@@ -62,7 +62,7 @@ KINDS = [
 class Case:
     kinds: tuple[Kind, ...]
     partitioned: bool
-    spliced: bool
+    copies_chunks: bool
     """Chunks that stay are taken over as bytes though they are small."""
 
     @property
@@ -124,7 +124,7 @@ def partition_of(row: model.Row, case: Case) -> str:
 
 
 def written(root: Path, case: Case, files: list[list[model.Row]], *, row_group_size: int = 2) -> None:
-    chunk_copy.CHUNK_BYTES = 0 if case.spliced else 1 << 20
+    chunk_copy.CHUNK_BYTES = 0 if case.copies_chunks else 1 << 20
     for number, rows in enumerate(files):
         by_part: dict[str, list[model.Row]] = {}
         for row in rows:

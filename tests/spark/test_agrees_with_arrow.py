@@ -34,7 +34,7 @@ few = settings(
 @st.composite
 def cases(draw: st.DrawFn, kinds: list[Any]) -> Case:
     keys = draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=2))
-    return Case(tuple(keys), partitioned=draw(st.booleans()), spliced=draw(st.booleans()))
+    return Case(tuple(keys), partitioned=draw(st.booleans()), copies_chunks=draw(st.booleans()))
 
 
 @st.composite

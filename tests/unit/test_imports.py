@@ -153,3 +153,12 @@ def test_the_jvm_gateway_is_used_nowhere() -> None:
         and node.attr in ("_jvm", "_gateway", "_jsc", "_jdf", "_jsparkSession", "_jwrite", "_jreader")
     ]
     assert found == []
+
+
+def test_a_class_name_is_used_once():
+    named: dict[str, list[str]] = {}
+    for file in sorted(Path(intarsia.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                named.setdefault(node.name, []).append(f"{file.parent.name}/{file.name}")
+    assert {name: files for name, files in named.items() if len(files) > 1} == {}

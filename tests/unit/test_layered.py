@@ -5,18 +5,18 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from intarsia.show.layered import Box, Link, Placement, place_boxes
+from intarsia.show.layered import Box, Edge, Placement, place_boxes
 
 
 def _boxes(*keys: str) -> list[Box]:
     return [Box(key, 100 + 10 * (len(key) % 4), 40 + 20 * (at % 3)) for at, key in enumerate(keys)]
 
 
-def _link(start: str, end: str) -> Link:
-    return Link(start, end, 15, 30)
+def _link(start: str, end: str) -> Edge:
+    return Edge(start, end, 15, 30)
 
 
-def _random_graph(seed: int, *, circles: bool) -> tuple[list[Box], list[Link]]:
+def _random_graph(seed: int, *, circles: bool) -> tuple[list[Box], list[Edge]]:
     rng = random.Random(seed)
     keys = [f"n{number}" for number in range(rng.randint(2, 40))]
     links = []

@@ -42,11 +42,11 @@ class ChunkCopy:
         form: FileFormat,
         chunk_source: ChunkSource,
         footer: Struct,
-        alike: frozenset[str],
+        copyable: frozenset[str],
         threads: int = 1,
     ) -> None:
         self.schema = form.schema
-        self.alike = alike
+        self.copyable = copyable
         """Columns whose chunks can be copied."""
         self._form = form
         self._chunk_source = chunk_source
@@ -76,10 +76,10 @@ class ChunkCopy:
         chunk_source = reader.open_chunk_source()
         theirs = {name: tuple(elements) for name, elements in chunk_source.read_columns().items()}
         columns = {name: theirs[name] if name in known.lost else known.columns[name] for name in schema.names}
-        alike = _find_copyable(
+        copyable = _find_copyable(
             reader, chunk_source, {name for name in theirs if columns.get(name) == theirs[name]}
         )
-        if not chunk_source.trusted or not alike or known.lost - alike:
+        if not chunk_source.trusted or not copyable or known.lost - copyable:
             return None
         footer = _make_footer(form, columns)
         return ChunkCopy(
@@ -88,7 +88,7 @@ class ChunkCopy:
             form=form,
             chunk_source=chunk_source,
             footer=footer,
-            alike=alike,
+            copyable=copyable,
             threads=threads,
         )
 
@@ -126,7 +126,7 @@ class ChunkCopy:
         decoded = set(after.column_names)
         names = [name for name in self.schema.names if name in decoded]
         if sorted_ is after and after.num_rows == rows_before:
-            names = [name for name in names if name in changed or name not in self.alike]
+            names = [name for name in names if name in changed or name not in self.copyable]
         return sorted_.select(names)
 
     def _add(self, group: int, fresh: Mapping[str, list[Chunk]], rows: int) -> None:

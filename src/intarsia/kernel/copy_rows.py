@@ -141,28 +141,28 @@ class CopyTask:
         with FileReader(rewrite.file, form.schema, rewrite.filesystem) as reader:
             task = replace(rewrite, actions=(*rewrite.actions, Drop()))
             parts = [self._find_group_hits(reader, group) for group in range(reader.footer.num_row_groups)]
-            splice = self._open_copy(reader, form, location)
-            if splice is None:
+            copy = self._open_copy(reader, form, location)
+            if copy is None:
                 return None
-            order = form.layout.make_sort_keys(splice.schema)
-            read = [list_columns_to_decode(hits, task, source, splice, order) for hits in parts]
-            if all(len(names) == len(splice.schema.names) for names, _ in read) or any(
+            order = form.layout.make_sort_keys(copy.schema)
+            read = [list_columns_to_decode(hits, task, source, copy, order) for hits in parts]
+            if all(len(names) == len(copy.schema.names) for names, _ in read) or any(
                 len(hits) and reader.choose_piece_rows(group, rewrite.options.batch_rows)
                 for group, hits in enumerate(parts)
             ):
                 return None
             try:
                 for group, hits in enumerate(parts):
-                    fresh = self._make_columns(reader, group, hits, task, source, splice, form)
+                    fresh = self._make_columns(reader, group, hits, task, source, copy, form)
                     if fresh is None:
                         return None
-                    splice.add(group, fresh)
-                return splice.close(path, form.partitioner.partition_of(rewrite.file).values)
+                    copy.add(group, fresh)
+                return copy.close(path, form.partitioner.partition_of(rewrite.file).values)
             except (NotCopyable, ValuesRefused, SchemaMismatch):  # the same rows one by one say more
                 log.debug("%s is decoded as a whole", self.file.path, exc_info=True)
                 return None
             finally:
-                splice.abandon()
+                copy.abandon()
 
     def _find_group_hits(self, reader: FileReader, group: int) -> Hits:
         """The hits of a row group, counted from its start; rows deleted before are hit, too."""
@@ -195,7 +195,7 @@ class CopyTask:
             or not has_fields_of(reader.physical, form.schema)
         ):
             return None
-        splice = ChunkCopy.of(
+        copy = ChunkCopy.of(
             reader,
             location,
             form.schema,
@@ -204,9 +204,9 @@ class CopyTask:
             metadata=form.metadata,
             encoded=(),
         )
-        if splice is not None:
-            splice.alike -= set(LINEAGE)  # what the file stores may be NULL, which is the row's position
-        return splice
+        if copy is not None:
+            copy.copyable -= set(LINEAGE)  # what the file stores may be NULL, which is the row's position
+        return copy
 
     def _make_columns(
         self,
@@ -215,12 +215,12 @@ class CopyTask:
         hits: Hits,
         task: Rewrite,
         source: pa.Table | None,
-        splice: ChunkCopy,
+        copy: ChunkCopy,
         form: OutputFormat,
     ) -> pa.Table | None:
         """The columns of a row group that have to be encoded; None where a row changes its partition."""
-        order = form.layout.make_sort_keys(splice.schema)
-        read, moving = list_columns_to_decode(hits, task, source, splice, order)
+        order = form.layout.make_sort_keys(copy.schema)
+        read, moving = list_columns_to_decode(hits, task, source, copy, order)
         if not read:
             return pa.table({})
         deciding = form.partitioner.columns
@@ -230,10 +230,10 @@ class CopyTask:
         after, changed = apply_hits(before, hits, task, source)
         if changed.intersection(deciding) and not self._stays(after, form.partitioner):
             return None
-        fresh = splice.select_fresh(
+        fresh = copy.select_fresh(
             after.select(read), changed, rows_before=before.num_rows, order=order if moving else ()
         )
-        return conform_written(fresh, splice.schema, task)
+        return conform_written(fresh, copy.schema, task)
 
     def _stays(self, rows: pa.Table, partitioner: Partitioner) -> bool:
         """Whether rows belong to the partition of the file."""

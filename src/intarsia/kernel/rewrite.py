@@ -294,7 +294,7 @@ def _write_copied(
         len(hits) and reader.choose_piece_rows(n, task.options.batch_rows) for n, hits in enumerate(parts)
     ):
         return None
-    splice = ChunkCopy.of(
+    copy = ChunkCopy.of(
         reader,
         task.location,
         written,
@@ -304,15 +304,15 @@ def _write_copied(
         encoded=encoded,
         threads=task.threads,
     )
-    if splice is None:
+    if copy is None:
         return None
-    order = layout.make_sort_keys(splice.schema)
+    order = layout.make_sort_keys(copy.schema)
     try:
         for group, hits in enumerate(parts):
-            splice.add(group, _make_new_columns(reader, group, hits, task, source, splice, order))
-        return splice.close(task.file.path, task.file.partition)
+            copy.add(group, _make_new_columns(reader, group, hits, task, source, copy, order))
+        return copy.close(task.file.path, task.file.partition)
     finally:
-        splice.abandon()
+        copy.abandon()
 
 
 def _make_new_columns(
@@ -321,27 +321,27 @@ def _make_new_columns(
     hits: Hits,
     task: Rewrite,
     source: pa.Table | None,
-    splice: ChunkCopy,
+    copy: ChunkCopy,
     order: Sequence[tuple[str, str, str]],
 ) -> pa.Table:
     """The columns of a row group that have to be encoded: all if rows are deleted or change their order."""
-    read, moving = list_columns_to_decode(hits, task, source, splice, order)
+    read, moving = list_columns_to_decode(hits, task, source, copy, order)
     if not read:
         return pa.table({})
     wanted = [*read, *(name for name in _find_partition_inputs(task) if name not in read)]
     before = reader.read(wanted, group)
     after, changed = apply_hits(before, hits, task, source)
-    fresh = splice.select_fresh(
+    fresh = copy.select_fresh(
         after.select(read), changed, rows_before=before.num_rows, order=order if moving else ()
     )
-    return conform_written(fresh, splice.schema, task)
+    return conform_written(fresh, copy.schema, task)
 
 
 def list_columns_to_decode(
     hits: Hits,
     task: Rewrite,
     source: pa.Table | None,
-    splice: ChunkCopy,
+    copy: ChunkCopy,
     order: Sequence[tuple[str, str, str]],
 ) -> tuple[list[str], bool]:
     """The columns of a row group that cannot just be copied, and whether rows are deleted or may move."""
@@ -349,7 +349,7 @@ def list_columns_to_decode(
     may_change = find_changing_columns(acting, task, source)
     moving = any(isinstance(action, Drop) for action in acting) or any(key in may_change for key, *_ in order)
     looked_at = may_change | find_input_columns(acting)
-    return [n for n in splice.schema.names if moving or n in looked_at or n not in splice.alike], moving
+    return [n for n in copy.schema.names if moving or n in looked_at or n not in copy.copyable], moving
 
 
 def _split_by_row_group(reader: FileReader, task: Rewrite) -> list[Hits]:

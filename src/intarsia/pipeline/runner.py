@@ -147,11 +147,7 @@ def run(
         1
     """
     telemetry.follow()
-    pipeline = resolve(pipeline, engine=engine)
-    check(pipeline)
-    if any(source.is_computed for source in pipeline.sources.values()):
-        pipeline = replace(pipeline, steps=order_steps(pipeline))
-    pipeline = expand_guards(pipeline)
+    pipeline = _resolve_steps(pipeline, engine)
     left_out = find_left_out(pipeline, only=only, from_step=from_step)
     if continuous:
         check_continuous(pipeline, interval=interval, once=dry_run or mark_done)
@@ -193,6 +189,15 @@ def run(
             check_read_targets(run_state)
         report = made.run_all()
         return repeat(made.run_again, report, stopping, interval) if continuous else report
+
+
+def _resolve_steps(pipeline: Pipeline, engine: EngineOfPipeline | None) -> Pipeline:
+    """The pipeline checked, with its steps in the order of what they read, and its guards."""
+    pipeline = resolve(pipeline, engine=engine)
+    check(pipeline)
+    if any(source.is_computed for source in pipeline.sources.values()):
+        pipeline = replace(pipeline, steps=order_steps(pipeline))
+    return expand_guards(pipeline)
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ from bisect import bisect_right, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Box", "Link", "Placement", "Point", "place_boxes"]
+__all__ = ["Box", "Edge", "Placement", "Point", "place_boxes"]
 
 _ROW_GAP, _COLUMN_GAP, _MOST_GAP = 18.0, 38.0, 90.0
 _LANE = 9.0
@@ -31,7 +31,7 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class Edge:
     """A line from the right side of one box to the left side of another."""
 
     start: str
@@ -57,7 +57,7 @@ class Placement:
     height: float
 
 
-def place_boxes(boxes: Sequence[Box], links: Sequence[Link]) -> Placement:
+def place_boxes(boxes: Sequence[Box], links: Sequence[Edge]) -> Placement:
     """Place boxes in layers from left to right, so that links lead to later layers and cross little.
 
     Layers by longest path; circles are broken at the link that closes them, in the order of the boxes. Order
@@ -65,7 +65,7 @@ def place_boxes(boxes: Sequence[Box], links: Sequence[Link]) -> Placement:
     memory grow with the boxes and with the layers that links pass.
 
     Example:
-        >>> placed = place_boxes([Box("a", 80, 20), Box("b", 80, 20)], [Link("a", "b", 10, 10)])
+        >>> placed = place_boxes([Box("a", 80, 20), Box("b", 80, 20)], [Edge("a", "b", 10, 10)])
         >>> placed.corners["a"] < placed.corners["b"]
         True
     """
@@ -86,7 +86,7 @@ def place_boxes(boxes: Sequence[Box], links: Sequence[Link]) -> Placement:
 # Layers
 
 
-def _find_backward(keys: Sequence[str], links: Sequence[Link]) -> frozenset[int]:
+def _find_backward(keys: Sequence[str], links: Sequence[Edge]) -> frozenset[int]:
     """The numbers of links that close a circle, as a search in depth meets them."""
     leaving: dict[str, list[int]] = {key: [] for key in keys}
     entered = set()
@@ -115,7 +115,7 @@ def _find_backward(keys: Sequence[str], links: Sequence[Link]) -> frozenset[int]
     return frozenset(found)
 
 
-def _choose_layers(keys: Sequence[str], links: Sequence[Link]) -> dict[str, int]:
+def _choose_layers(keys: Sequence[str], links: Sequence[Edge]) -> dict[str, int]:
     """The longest way to each box; boxes that nothing leads to stand right before what they lead to."""
     leaving: dict[str, list[str]] = {key: [] for key in keys}
     waiting = dict.fromkeys(keys, 0)
@@ -184,7 +184,7 @@ class _Grid:
             self.cells[key] = cell
             self.layers[cell.layer].append(cell)
 
-    def add_link(self, number: int, link: Link) -> None:
+    def add_link(self, number: int, link: Edge) -> None:
         """Join two boxes, with a cell in each layer between them."""
         first, last = self.cells[link.start], self.cells[link.end]
         at, offset = first, link.leaves
@@ -285,7 +285,7 @@ def _settle(layer: Sequence[_Cell]) -> None:
 # Coordinates
 
 
-def _finish(grid: _Grid, links: Sequence[Link], backward: frozenset[int]) -> Placement:
+def _finish(grid: _Grid, links: Sequence[Edge], backward: frozenset[int]) -> Placement:
     widths = [
         max((grid.sizes[cell.key].width for cell in layer if cell.is_box), default=0.0)
         for layer in grid.layers

@@ -44,7 +44,7 @@ _UNCACHED = {"cacheControl": "no-store"}
 _UNSURE = (408, 429)
 
 
-class Transport(Protocol):
+class GcsTransport(Protocol):
     """Sends one request of the JSON API, with somebody's credentials: gcsfs does."""
 
     @property
@@ -114,7 +114,7 @@ class GcsClient:
 
     tags_tell_bytes = False
 
-    def __init__(self, transport: Transport, counter: RequestCounter, limit: float | None = None) -> None:
+    def __init__(self, transport: GcsTransport, counter: RequestCounter, limit: float | None = None) -> None:
         """``limit``: seconds for a request and its repetitions, as PyArrow has them; a rewrite has more."""
         self._transport, self._counter = transport, counter
         self._limit = {} if limit is None else {"timeout": limit}

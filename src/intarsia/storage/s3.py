@@ -46,7 +46,7 @@ _UNSURE_CODES = ("RequestTimeout", "SlowDown", "InternalError", "ServiceUnavaila
 _MISSING = ("NoSuchKey", "NoSuchBucket", "NoSuchUpload", "NotFound", "404")
 
 
-class Transport(Protocol):
+class S3Transport(Protocol):
     """Sends one request of S3's API, with somebody's credentials."""
 
     endpoint: str
@@ -216,11 +216,11 @@ def find_client(filesystem: pafs.FileSystem) -> Callable[[RequestCounter], S3Cli
     return None if transport is None else functools.partial(_open_client, transport)
 
 
-def _open_client(transport: Callable[[RequestCounter], Transport], counter: RequestCounter) -> S3Client:
+def _open_client(transport: Callable[[RequestCounter], S3Transport], counter: RequestCounter) -> S3Client:
     return S3Client(transport(counter))
 
 
-def _find_transport(filesystem: pafs.FileSystem) -> Callable[[RequestCounter], Transport] | None:
+def _find_transport(filesystem: pafs.FileSystem) -> Callable[[RequestCounter], S3Transport] | None:
     if filesystem.type_name == "s3":  # some builds of PyArrow lack the class
         if not _has_botocore():
             return None
@@ -246,7 +246,7 @@ class S3Client:
 
     tags_tell_bytes = True
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: S3Transport) -> None:
         self._transport = transport
 
     @property

@@ -36,7 +36,7 @@ Rule = Callable[[Types], tuple[Types, pa.DataType] | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
+class ScalarFunction:
     """One function: how many arguments, which types, and how to compute it.
 
     ``alike`` arguments are first brought to one common type. ``constant`` are the positions that reach
@@ -210,20 +210,24 @@ _INT32, _UTC = pa.int32(), pa.timestamp("us", "UTC")
 _INTEGERS = (INT64, INT64, INT64)
 _TEXT = make_text_rule(None)
 
-TEXT_FUNCTIONS: dict[str, Function] = {
-    "lower": Function("text", "small letters", _TEXT, pc.utf8_lower),
-    "upper": Function("text", "capital letters", _TEXT, pc.utf8_upper),
-    "trim": Function(
+TEXT_FUNCTIONS: dict[str, ScalarFunction] = {
+    "lower": ScalarFunction("text", "small letters", _TEXT, pc.utf8_lower),
+    "upper": ScalarFunction("text", "capital letters", _TEXT, pc.utf8_upper),
+    "trim": ScalarFunction(
         "text[, characters]",
         "without spaces, or these, at both ends",
         _TEXT,
         texts.trim(pc.utf8_trim),
         _SECOND,
     ),
-    "ltrim": Function("text[, characters]", "at the left end", _TEXT, texts.trim(pc.utf8_ltrim), _SECOND),
-    "rtrim": Function("text[, characters]", "at the right end", _TEXT, texts.trim(pc.utf8_rtrim), _SECOND),
-    "length": Function("text", "how many characters", make_text_rule(INT64), _measure_length),
-    "left": Function(
+    "ltrim": ScalarFunction(
+        "text[, characters]", "at the left end", _TEXT, texts.trim(pc.utf8_ltrim), _SECOND
+    ),
+    "rtrim": ScalarFunction(
+        "text[, characters]", "at the right end", _TEXT, texts.trim(pc.utf8_rtrim), _SECOND
+    ),
+    "length": ScalarFunction("text", "how many characters", make_text_rule(INT64), _measure_length),
+    "left": ScalarFunction(
         "text, count",
         "the first characters; below 0 all but the last",
         make_text_rule(None, INT64),
@@ -231,7 +235,7 @@ TEXT_FUNCTIONS: dict[str, Function] = {
         _SECOND,
         _SECOND,
     ),
-    "right": Function(
+    "right": ScalarFunction(
         "text, count",
         "the last characters; below 0 all but the first",
         make_text_rule(None, INT64),
@@ -239,7 +243,7 @@ TEXT_FUNCTIONS: dict[str, Function] = {
         _SECOND,
         _SECOND,
     ),
-    "substring": Function(
+    "substring": ScalarFunction(
         "text, start[, length]",
         "from a place on; 1 is the first, -1 the last",
         make_text_rule(None, INT64, INT64),
@@ -247,7 +251,7 @@ TEXT_FUNCTIONS: dict[str, Function] = {
         _REST,
         _REST,
     ),
-    "split_part": Function(
+    "split_part": ScalarFunction(
         "text, separator, index",
         "the part at a place; -1 is the last; empty where there is none",
         make_text_rule(None, STRING, INT64),
@@ -255,14 +259,14 @@ TEXT_FUNCTIONS: dict[str, Function] = {
         _REST,
         frozenset({2}),
     ),
-    "strpos": Function(
+    "strpos": ScalarFunction(
         "text, part",
         "where a part begins, from 1; 0 if it is not there",
         make_text_rule(INT64),
         texts.strpos,
         _SECOND,
     ),
-    "lpad": Function(
+    "lpad": ScalarFunction(
         "text, length[, fill]",
         "filled up at the left, or cut, to a length",
         make_text_rule(None, _INT32),
@@ -270,7 +274,7 @@ TEXT_FUNCTIONS: dict[str, Function] = {
         _REST,
         _SECOND,
     ),
-    "rpad": Function(
+    "rpad": ScalarFunction(
         "text, length[, fill]",
         "filled up at the right, or cut, to a length",
         make_text_rule(None, _INT32),
@@ -278,148 +282,160 @@ TEXT_FUNCTIONS: dict[str, Function] = {
         _REST,
         _SECOND,
     ),
-    "repeat": Function(
+    "repeat": ScalarFunction(
         "text, count", "so many times; empty below 1", make_text_rule(None, INT64), texts.repeat
     ),
-    "concat": Function("value, ...", "one after the other; NULL is left out", resolve_concat, texts.concat),
-    "concat_ws": Function(
+    "concat": ScalarFunction(
+        "value, ...", "one after the other; NULL is left out", resolve_concat, texts.concat
+    ),
+    "concat_ws": ScalarFunction(
         "separator, value, ...",
         "with the separator between them; NULL is left out",
         resolve_concat,
         texts.concat_ws,
     ),
-    "replace": Function("text, old, new", "every place of a part", _TEXT, texts.replace, _REST),
-    "starts_with": Function(
+    "replace": ScalarFunction("text, old, new", "every place of a part", _TEXT, texts.replace, _REST),
+    "starts_with": ScalarFunction(
         "text, prefix", "whether it begins so", make_text_rule(BOOL), _make_matcher(pc.starts_with), _SECOND
     ),
-    "ends_with": Function(
+    "ends_with": ScalarFunction(
         "text, suffix", "whether it ends so", make_text_rule(BOOL), _make_matcher(pc.ends_with), _SECOND
     ),
-    "contains": Function(
+    "contains": ScalarFunction(
         "text, part",
         "whether a part is in it",
         make_text_rule(BOOL),
         _make_matcher(pc.match_substring),
         _SECOND,
     ),
-    "regexp_matches": Function(
+    "regexp_matches": ScalarFunction(
         "text, pattern[, options]",
         "whether the pattern is found in it",
         make_text_rule(BOOL),
         texts.regexp_matches,
         _REST,
     ),
-    "regexp_full_match": Function(
+    "regexp_full_match": ScalarFunction(
         "text, pattern[, options]",
         "whether the pattern is all of it",
         make_text_rule(BOOL),
         texts.regexp_full_match,
         _REST,
     ),
-    "regexp_replace": Function(
+    "regexp_replace": ScalarFunction(
         "text, pattern, new[, options]",
         "the first match; all with the option `'g'`; `\\1` is a group",
         _TEXT,
         texts.regexp_replace,
         _AFTER,
     ),
-    "regexp_extract": Function(
+    "regexp_extract": ScalarFunction(
         "text, pattern[, group, options]",
         "the first match, or a group of it; empty where there is none",
         make_text_rule(None, STRING, _INT32),
         texts.regexp_extract,
         _AFTER,
     ),
-    "md5": Function("text or bytes", "hash, as hexadecimal text", resolve_hash, texts.make_digest("md5")),
-    "sha1": Function("text or bytes", "hash, as hexadecimal text", resolve_hash, texts.make_digest("sha1")),
-    "sha256": Function(
+    "md5": ScalarFunction(
+        "text or bytes", "hash, as hexadecimal text", resolve_hash, texts.make_digest("md5")
+    ),
+    "sha1": ScalarFunction(
+        "text or bytes", "hash, as hexadecimal text", resolve_hash, texts.make_digest("sha1")
+    ),
+    "sha256": ScalarFunction(
         "text or bytes", "hash, as hexadecimal text", resolve_hash, texts.make_digest("sha256")
     ),
-    "sha512": Function(
+    "sha512": ScalarFunction(
         "text or bytes", "hash, as hexadecimal text", resolve_hash, texts.make_digest("sha512")
     ),
 }
 
-NUMBER_FUNCTIONS: dict[str, Function] = {
-    "abs": Function("number", "without the sign", make_number_rule(None), pc.abs_checked),
-    "sign": Function("number", "-1, 0 or 1", make_number_rule(INT64), _compute_sign),
-    "round": Function(
+NUMBER_FUNCTIONS: dict[str, ScalarFunction] = {
+    "abs": ScalarFunction("number", "without the sign", make_number_rule(None), pc.abs_checked),
+    "sign": ScalarFunction("number", "-1, 0 or 1", make_number_rule(INT64), _compute_sign),
+    "round": ScalarFunction(
         "number[, digits]", "to the nearest, halves away from zero", round_rule, _round, _SECOND, _SECOND
     ),
-    "floor": Function("number", "the whole number below", round_rule, _make_rounding(pc.floor)),
-    "ceil": Function("number", "the whole number above", round_rule, _make_rounding(pc.ceil)),
-    "trunc": Function("number", "without the fraction", round_rule, _make_rounding(pc.trunc)),
-    "sqrt": Function("number", "square root; raises below 0", make_float_rule(FLOAT64), pc.sqrt_checked),
-    "power": Function(
+    "floor": ScalarFunction("number", "the whole number below", round_rule, _make_rounding(pc.floor)),
+    "ceil": ScalarFunction("number", "the whole number above", round_rule, _make_rounding(pc.ceil)),
+    "trunc": ScalarFunction("number", "without the fraction", round_rule, _make_rounding(pc.trunc)),
+    "sqrt": ScalarFunction(
+        "number", "square root; raises below 0", make_float_rule(FLOAT64), pc.sqrt_checked
+    ),
+    "power": ScalarFunction(
         "base, exponent", "base to the power of the exponent", make_float_rule(FLOAT64), pc.power_checked
     ),
-    "exp": Function("number", "e to its power", make_float_rule(FLOAT64), pc.exp),
-    "ln": Function(
+    "exp": ScalarFunction("number", "e to its power", make_float_rule(FLOAT64), pc.exp),
+    "ln": ScalarFunction(
         "number", "natural logarithm; raises at 0 and below", make_float_rule(FLOAT64), pc.ln_checked
     ),
-    "log10": Function(
+    "log10": ScalarFunction(
         "number", "logarithm of base 10; raises at 0 and below", make_float_rule(FLOAT64), pc.log10_checked
     ),
-    "log2": Function(
+    "log2": ScalarFunction(
         "number", "logarithm of base 2; raises at 0 and below", make_float_rule(FLOAT64), pc.log2_checked
     ),
-    "log": Function("base, number", "logarithm; of one argument, of base 10", make_float_rule(FLOAT64), _log),
-    "isnan": Function("number", "whether it is NaN", make_float_rule(BOOL), pc.is_nan),
-    "isinf": Function("number", "whether it is infinite", make_float_rule(BOOL), pc.is_inf),
-    "isfinite": Function(
+    "log": ScalarFunction(
+        "base, number", "logarithm; of one argument, of base 10", make_float_rule(FLOAT64), _log
+    ),
+    "isnan": ScalarFunction("number", "whether it is NaN", make_float_rule(BOOL), pc.is_nan),
+    "isinf": ScalarFunction("number", "whether it is infinite", make_float_rule(BOOL), pc.is_inf),
+    "isfinite": ScalarFunction(
         "number", "whether it is neither NaN nor infinite", make_float_rule(BOOL), pc.is_finite
     ),
 }
 
-TIME_FUNCTIONS: dict[str, Function] = {
-    "date_part": Function("part, date or time", "such as `'year'`", resolve_part, times.extract_part, _FIRST),
-    "date_trunc": Function(
+TIME_FUNCTIONS: dict[str, ScalarFunction] = {
+    "date_part": ScalarFunction(
+        "part, date or time", "such as `'year'`", resolve_part, times.extract_part, _FIRST
+    ),
+    "date_trunc": ScalarFunction(
         "unit, date or timestamp",
         "the beginning of its month, hour, ...",
         resolve_trunc,
         times.truncate_to,
         _FIRST,
     ),
-    "date_diff": Function(
+    "date_diff": ScalarFunction(
         "unit, start, end",
         "how many units begin between them; weeks: whole ones",
         resolve_diff,
         times.date_diff,
         _FIRST,
     ),
-    "last_day": Function("date", "the last of its month", make_day_rule(DATE), times.last_day),
-    "dayname": Function("date", "such as `Monday`", make_day_rule(STRING), times.day_name),
-    "monthname": Function("date", "such as `January`", make_day_rule(STRING), times.month_name),
-    "epoch": Function(
+    "last_day": ScalarFunction("date", "the last of its month", make_day_rule(DATE), times.last_day),
+    "dayname": ScalarFunction("date", "such as `Monday`", make_day_rule(STRING), times.day_name),
+    "monthname": ScalarFunction("date", "such as `January`", make_day_rule(STRING), times.month_name),
+    "epoch": ScalarFunction(
         "date or time",
         "seconds since 1970-01-01 UTC, as a double",
         make_day_rule(FLOAT64, times=True),
         times.epoch,
     ),
-    "to_timestamp": Function(
+    "to_timestamp": ScalarFunction(
         "seconds", "the instant so long after 1970-01-01 UTC", make_float_rule(_UTC), times.to_timestamp
     ),
-    "make_date": Function(
+    "make_date": ScalarFunction(
         "year, month, day",
         "the date of these numbers; raises where there is none",
         make_fixed_rule(*_INTEGERS, to=DATE),
         times.make_date,
     ),
-    "make_timestamp": Function(
+    "make_timestamp": ScalarFunction(
         "year, month, day, hour, minute, second",
         "the timestamp of these numbers; seconds may have a fraction",
         make_fixed_rule(*_INTEGERS, INT64, INT64, FLOAT64, to=pa.timestamp("us")),
         times.make_timestamp,
     ),
-    "strftime": Function("date, format", "as text", make_day_rule(STRING), times.strftime, _SECOND),
-    "strptime": Function(
+    "strftime": ScalarFunction("date, format", "as text", make_day_rule(STRING), times.strftime, _SECOND),
+    "strptime": ScalarFunction(
         "text, format",
         "the timestamp a text says; raises where it does not",
         make_text_rule(pa.timestamp("us")),
         times.strptime,
         _SECOND,
     ),
-    "try_strptime": Function(
+    "try_strptime": ScalarFunction(
         "text, format",
         "the same, with NULL where it does not",
         make_text_rule(pa.timestamp("us")),
@@ -428,21 +444,28 @@ TIME_FUNCTIONS: dict[str, Function] = {
     ),
 }
 
-ANY_FUNCTIONS: dict[str, Function] = {
-    "coalesce": Function(
+ANY_FUNCTIONS: dict[str, ScalarFunction] = {
+    "coalesce": ScalarFunction(
         "value, ...", "the first that is not NULL", resolve_same_type, pc.coalesce, alike=True
     ),
-    "greatest": Function(
+    "greatest": ScalarFunction(
         "value, ...",
         "NULL is left out; NaN is the greatest",
         resolve_same_type,
         _make_extreme(">="),
         alike=True,
     ),
-    "least": Function("value, ...", "NULL is left out", resolve_same_type, _make_extreme("<="), alike=True),
+    "least": ScalarFunction(
+        "value, ...", "NULL is left out", resolve_same_type, _make_extreme("<="), alike=True
+    ),
 }
 
-FUNCTIONS: dict[str, Function] = {**TEXT_FUNCTIONS, **NUMBER_FUNCTIONS, **TIME_FUNCTIONS, **ANY_FUNCTIONS}
+FUNCTIONS: dict[str, ScalarFunction] = {
+    **TEXT_FUNCTIONS,
+    **NUMBER_FUNCTIONS,
+    **TIME_FUNCTIONS,
+    **ANY_FUNCTIONS,
+}
 
 NOW = ("current_timestamp", "current_date")
 """Functions of the moment; a resolved expression has constants in their place."""
@@ -463,7 +486,7 @@ def call(name: str, values: Sequence[Value]) -> Value:
     return function.run(*arguments)
 
 
-def _compute_by_distinct(function: Function, values: Sequence[Value]) -> Value:
+def _compute_by_distinct(function: ScalarFunction, values: Sequence[Value]) -> Value:
     """Compute once per distinct combination of the arguments that have to be constants."""
     rows = next(len(value) for value in values if not isinstance(value, pa.Scalar))
     moving = [
@@ -501,7 +524,7 @@ def _as_long(value: Value, length: int) -> pa.Array:
     return pa.repeat(value, length) if value.is_valid else pa.nulls(length, value.type)
 
 
-def _make_null(function: Function, values: Sequence[Value]) -> pa.Scalar:
+def _make_null(function: ScalarFunction, values: Sequence[Value]) -> pa.Scalar:
     found = function.rule([value.type for value in values])
     return pa.scalar(None, found[1] if found else pa.null())
 

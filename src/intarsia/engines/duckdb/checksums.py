@@ -88,7 +88,7 @@ def _find_suspected(
     meta = footer.row_group(group)
     for number in range(meta.num_columns):
         chunk = meta.column(number)
-        pages = _Pages(handle, chunk, count)
+        pages = _PageReader(handle, chunk, count)
         if number == 0 and not pages.has_checksums():
             return
         column = chunk.path_in_schema
@@ -108,7 +108,7 @@ def _decode(file: DataFile, filesystem: pafs.FileSystem, group: int, column: str
 
 
 @dataclass(slots=True)
-class _Pages:
+class _PageReader:
     """The pages of one column chunk, read a window at a time."""
 
     handle: pa.NativeFile

@@ -109,7 +109,7 @@ class TaskRunner:
 
     def run_over(self, frame: Any, work: Callable[[Iterator[pa.RecordBatch]], Iterator[Any]]) -> list[Any]:
         """``work`` over the rows of each partition of a DataFrame; what it yields, in no order."""
-        rows = frame.mapInArrow(Stream(serialize(work)).unpack, RESULT)
+        rows = frame.mapInArrow(StreamPayload(serialize(work)).unpack, RESULT)
         return [deserialize(payload) for payload in _check_errors(collect(rows))["payload"].to_pylist()]
 
 
@@ -134,7 +134,7 @@ class TaskPayload:
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class StreamPayload:
     """A function over a partition's batches."""
 
     work: bytes

@@ -8,7 +8,7 @@ from html import escape
 
 from intarsia.pipeline.reports.diagram import GraphNode, NodeLine, PipelineGraph
 from intarsia.show import units
-from intarsia.show.layered import Box, Link, Placement, Point, place_boxes
+from intarsia.show.layered import Box, Edge, Placement, Point, place_boxes
 
 __all__ = ["draw_svg"]
 
@@ -103,7 +103,7 @@ def draw_svg(graph: PipelineGraph, *, anchor: str | None = None) -> str:
 def _place(graph: PipelineGraph) -> Placement:
     cards = {node.key: _Card(node, None) for node in graph.nodes}
     links = [
-        Link(
+        Edge(
             edge.start,
             edge.end,
             cards[edge.start].height / 2 if edge.leaves is None else cards[edge.start].find_line(edge.leaves),

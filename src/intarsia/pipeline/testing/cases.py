@@ -15,7 +15,7 @@ from intarsia.errors import InputError, NothingMatched
 from intarsia.pipeline.model import Columns
 from intarsia.pipeline.parse import read_declaration
 
-__all__ = ["ENDING", "Case", "CaseTable", "find_cases"]
+__all__ = ["ENDING", "CaseTable", "PipelineTestCase", "find_cases"]
 
 ENDING = ".test.toml"
 _PIPELINES = (".toml", ".py")
@@ -40,7 +40,7 @@ class CaseTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class PipelineTestCase:
     """One test of a pipeline."""
 
     name: str
@@ -58,7 +58,7 @@ class Case:
     """A part of the message with which the run must fail."""
 
 
-def find_cases(path: str | os.PathLike[str]) -> tuple[Case, ...]:
+def find_cases(path: str | os.PathLike[str]) -> tuple[PipelineTestCase, ...]:
     """Find the tests of a pipeline, of a test file, or of all pipelines in a directory.
 
     Test files end in ``.test.toml``, and are beside their pipeline or in a directory ``tests`` beside it.
@@ -127,7 +127,7 @@ def _find_pipeline(file: Path, raw: Mapping[str, Any]) -> Path:
     )
 
 
-def _read_cases(file: Path) -> Iterator[Case]:
+def _read_cases(file: Path) -> Iterator[PipelineTestCase]:
     raw = _read_toml(file)
     _check_keys(f"{file}", raw, ("pipeline", "test"))
     pipeline = _find_pipeline(file, raw)
@@ -143,7 +143,7 @@ def _read_cases(file: Path) -> Iterator[Case]:
         yield case
 
 
-def _read_case(file: Path, pipeline: Path, number: int, raw: dict[str, Any]) -> Case:
+def _read_case(file: Path, pipeline: Path, number: int, raw: dict[str, Any]) -> PipelineTestCase:
     name = raw.get("name", f"test {number}")
     place = f"{file}, [[test]] {number} ({name})"
     _check_keys(place, raw, ("name", "given", "expect", "params", "runs", "error"))
@@ -173,7 +173,9 @@ def _read_case(file: Path, pipeline: Path, number: int, raw: dict[str, Any]) -> 
     params = {
         key: _format_param(f"{place}, params {key}", value) for key, value in raw.get("params", {}).items()
     }
-    return Case(name, str(file), str(pipeline), given, expect, params, raw.get("runs", 1), raw.get("error"))
+    return PipelineTestCase(
+        name, str(file), str(pipeline), given, expect, params, raw.get("runs", 1), raw.get("error")
+    )
 
 
 def _read_table(place: str, raw: Any, directory: Path, without: str) -> CaseTable:

@@ -18,7 +18,7 @@ from intarsia.pipeline.loading import load
 from intarsia.pipeline.model import EngineOfPipeline, Merge, Pipeline, list_names
 from intarsia.pipeline.reports.report import PipelineReport, StepReport, error_to_json
 from intarsia.pipeline.runner import run
-from intarsia.pipeline.testing.cases import Case, find_cases
+from intarsia.pipeline.testing.cases import PipelineTestCase, find_cases
 from intarsia.pipeline.testing.row_differences import RowDifferences, compare_rows
 from intarsia.pipeline.testing.sandbox import Sandbox
 from intarsia.show import units
@@ -154,7 +154,7 @@ class _Sessions:
         return self.opened
 
 
-def _run_case(case: Case, engine: EngineOfPipeline | None, sessions: _Sessions) -> CaseReport:
+def _run_case(case: PipelineTestCase, engine: EngineOfPipeline | None, sessions: _Sessions) -> CaseReport:
     begun = time.perf_counter()
     report = CaseReport(case.name, case.file, case.pipeline, engine or "", 0.0)
     try:
@@ -221,7 +221,9 @@ def _find_key(pipeline: Pipeline, target: str) -> tuple[str, ...]:
     return ()
 
 
-def _judge_error(case: Case, error: BaseException | None, step: StepReport | None = None) -> Iterator[str]:
+def _judge_error(
+    case: PipelineTestCase, error: BaseException | None, step: StepReport | None = None
+) -> Iterator[str]:
     """What is wrong about the error of a run, or about there being none."""
     where = "" if step is None else f"step {step.name!r}: "
     if error is None:

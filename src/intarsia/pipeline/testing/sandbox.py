@@ -34,7 +34,7 @@ from intarsia.pipeline.model import (
 )
 from intarsia.pipeline.quality.references import list_referenced_sources
 from intarsia.pipeline.row_transform import RowTransform, parse_type_name
-from intarsia.pipeline.testing.cases import Case, CaseTable
+from intarsia.pipeline.testing.cases import CaseTable, PipelineTestCase
 
 __all__ = ["Sandbox"]
 
@@ -48,17 +48,17 @@ class Sandbox:
     Raises InputError where the test gives or expects something that the pipeline does not have.
     """
 
-    case: Case
+    case: PipelineTestCase
     declared: Pipeline
     directory: str
-    reader: TableReader = field(init=False)
+    reader: TestRowsReader = field(init=False)
     graph: SourceGraph = field(init=False)
     given: dict[tuple[str, str], CaseTable] = field(init=False)
     """By kind (``sources.`` or ``targets.``) and name: the rows that are there before."""
     made: Pipeline | None = None
 
     def __post_init__(self) -> None:
-        self.reader = TableReader(self.directory)
+        self.reader = TestRowsReader(self.directory)
         self.given = {self._resolve(name, table): table for name, table in self.case.given.items()}
         mocked = {
             name: Source(path="given") if (_SOURCES, name) in self.given else source
@@ -250,7 +250,7 @@ def parse_columns(columns: Mapping[str, str]) -> dict[str, pa.DataType]:
 
 
 @dataclass(slots=True)
-class TableReader:
+class TestRowsReader:
     """Reads the rows of tests; CSV text passes through files in a scratch directory."""
 
     directory: str

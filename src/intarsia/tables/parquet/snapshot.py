@@ -122,7 +122,7 @@ class Footers:
 
 
 @dataclass(frozen=True, slots=True)
-class TableState:
+class LoggedSnapshot:
     """A snapshot, and what the log said when it was taken."""
 
     snapshot: Snapshot
@@ -136,7 +136,7 @@ def take_snapshot(control: Control, shown: str, footers: Footers) -> Snapshot:
     return take_state(control, shown, footers).snapshot
 
 
-def take_state(control: Control, shown: str, footers: Footers) -> TableState:
+def take_state(control: Control, shown: str, footers: Footers) -> LoggedSnapshot:
     """The dataset as of its last commit.
 
     Reads the log, lists, reads footers, and reads the log again: when that is the same, no commit of
@@ -179,7 +179,7 @@ def take_state(control: Control, shown: str, footers: Footers) -> TableState:
             snapshot = replace(snapshot, version=before.version, exists=exists)
             if before.version and not files:
                 snapshot = without_files(snapshot, control, metadata)
-            return TableState(snapshot, before, resurrected)
+            return LoggedSnapshot(snapshot, before, resurrected)
     if gone is not None and control.read_log().names == before.names:
         raise DamagedTable(
             f"A file that the journal of {control.root} promises is not there: {gone}",
