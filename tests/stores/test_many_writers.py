@@ -101,7 +101,7 @@ def test_writers_whose_requests_fail_at_random_are_as_one_after_the_other(
         proxy.release()
     assert not writers.read_errors()
     for fault, times in proxy.met.items():
-        record_point(SERVERS[lake.kind], engine, "four writers", fault, count=times)
+        record_point(SERVERS[lake.kind], engine, "writers at once", fault, count=times)
     assert proxy.met
     ParquetTable(f"{lake.name}/{ROOT}", filesystem=lake.opened).recover()
     told = writers.read()
