@@ -121,7 +121,9 @@ spark: $(DEV) ## Run everything that Spark is tested with, not only the core of 
 	@INTARSIA_TESTS=all $(PYTEST) --timeout 1200 -m spark $(ARGS)
 
 crash: $(DEV) ## Kill every operation at every system call (long; needs a C compiler)
-	@INTARSIA_TESTS=all INTARSIA_CRASH=full $(PYTEST) --timeout 7200 tests/crash $(ARGS)
+	@rm -f $(VENV)/crash-points
+	@INTARSIA_TESTS=all INTARSIA_CRASH=full INTARSIA_POINTS=$(abspath $(VENV))/crash-points $(PYTEST) --timeout 7200 tests/crash $(ARGS)
+	@test ! -s $(VENV)/crash-points || $(BIN)/python tests/fault_points.py $(VENV)/crash-points
 
 property: $(DEV) ## Run the property tests with many more examples
 	@INTARSIA_TESTS=all INTARSIA_HYPOTHESIS=full $(PYTEST) --timeout 7200 tests/property tests/spark/test_agrees_with_arrow.py $(ARGS)
@@ -166,8 +168,8 @@ SERVERS := $(addprefix $(STORES)/bin/,versitygw azurite-blob fake-gcs-server tox
 stores: $(DEV) $(SERVERS) ## Faults at every request of an object store, writers on real servers (minutes; needs Go and Node.js)
 	@rm -f $(STORES)/points
 	@INTARSIA_TESTS=all INTARSIA_STORES=full INTARSIA_POINTS=$(abspath $(STORES))/points $(PYTEST) --timeout 3600 -m "not spark" tests/stores $(ARGS)
-	@test ! -s $(STORES)/points || $(BIN)/python tests/stores/stores_points.py $(STORES)/points
-	@INTARSIA_TESTS=all INTARSIA_STORES=full $(PYTEST) --timeout 3600 -m spark tests/stores $(ARGS)
+	@INTARSIA_TESTS=all INTARSIA_STORES=full INTARSIA_POINTS=$(abspath $(STORES))/points $(PYTEST) --timeout 3600 -m spark tests/stores $(ARGS)
+	@test ! -s $(STORES)/points || $(BIN)/python tests/fault_points.py $(STORES)/points
 
 # The package lies beside the others and comes before the one among them.
 $(OLDEST)/.installed: requirements/duckdb-oldest.txt $(DEV)

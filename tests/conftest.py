@@ -28,7 +28,7 @@ from hypothesis import HealthCheck, settings
 from intarsia.kernel import chunk_copy
 from intarsia.spark import refresh
 from intarsia.spark.session import active_session
-from tests import jvm_options, sampling
+from tests import fault_points, jvm_options, sampling
 
 settings.register_profile(
     "quick",
@@ -88,9 +88,10 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A worker tells how many cases it was not given; all workers leave the same."""
+    """A worker tells how many cases it was not given (all workers leave the same), and its fault points."""
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["left"] = session.config.stash.get(LEFT, 0)
+    fault_points.save_points()
 
 
 @pytest.hookimpl(optionalhook=True)

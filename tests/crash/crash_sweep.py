@@ -82,8 +82,10 @@ class Result:
 class Sweep:
     """One operation, and faults at its points."""
 
-    def __init__(self, operation: Operation, directory: str) -> None:
+    def __init__(self, operation: Operation, directory: str, enough: int = MOST_VIOLATIONS) -> None:
+        """``enough``: violations after which nothing more is tried."""
         self.operation = operation
+        self.enough = enough
         self.directory = directory
         self.root = f"{directory}/data"
         self.template = f"{directory}.template"
@@ -108,7 +110,7 @@ class Sweep:
         number = {"kill": KILL, "torn": TORN}.get(fault) or getattr(errno, fault, KILL)
         calls = [n for n in range(1, baseline.calls + 1) if fault != "torn" or baseline.kinds[n - 1] == "w"]
         for n in part_of(deciding(calls, points, baseline.marks)):
-            if len(self.result.violations) >= MOST_VIOLATIONS:
+            if len(self.result.violations) >= self.enough:
                 break
             outcome = self._run_at(n, number)
             outcome.hit_cleanup = baseline.kinds[n - 1] in "ux"
@@ -292,7 +294,7 @@ def import_ahead(modules: Sequence[str]) -> None:
 def main() -> None:
     order = json.loads(sys.argv[1])
     operation = next(o for o in [*OPERATIONS, *CONTROLS] if o.name == order["operation"])
-    sweep = Sweep(operation, order["directory"])
+    sweep = Sweep(operation, order["directory"], order.get("enough", MOST_VIOLATIONS))
     try:
         results = [sweep.run(fault, points, again) for fault, points, again in order["faults"]]
     finally:

@@ -22,6 +22,7 @@ import pytest
 from crash_engines import NO_SPARK
 from crash_operations import CONTROLS, OPERATIONS
 from tests import sampling
+from tests.fault_points import record_point
 
 HERE = Path(__file__).parent
 ASKED = os.environ.get("INTARSIA_CRASH") or ("few" if sampling.FEW else "quick")
@@ -89,7 +90,20 @@ def sweep(
         pytest.skip(done.stderr.splitlines()[-1])
     assert done.returncode == 0, done.stderr
     results: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    if operation not in {control.name for control in CONTROLS}:
+        count_points(results, script)
     return results
+
+
+def count_points(results: list[dict[str, Any]], script: str) -> None:
+    """Where the recovery was killed as well, the first kills are those of another result, and not counted."""
+    what = Path(script).stem.removeprefix("crash_").replace("_", " ")
+    kind = "" if what == "sweep" else f"{what}, "
+    for result in results:
+        operation, _, engine = result["operation"].partition(" on ")
+        fault = "kill twice" if result["double"] else result["fault"]
+        count = result["double"] or result["points"]
+        record_point("local", engine.lower() or "arrow", f"{kind}{operation}", fault, count=count)
 
 
 @pytest.mark.parametrize("operation", NAMES)
@@ -116,5 +130,5 @@ def test_a_kill_or_an_error_at_any_call_leaves_the_old_or_the_new_state(
 
 @pytest.mark.parametrize("control", [operation.name for operation in CONTROLS])
 def test_the_sweep_catches_a_protocol_that_is_wrong(shim: Path, directory: Path, control: str) -> None:
-    (result,) = sweep(shim, directory, control, [("kill", ALL, 0)])
+    (result,) = sweep(shim, directory, control, [("kill", ALL, 0)], enough=1)
     assert result["violations"] != []

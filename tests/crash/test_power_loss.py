@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from crash_operations import CONTROLS, OPERATIONS, UNSYNCED, Operation
 from crash_power import cut_power
+from tests.fault_points import record_point
 from tests.sampling import choose_number
 
 FULL = os.environ.get("INTARSIA_CRASH", "quick") in ("full", "every")
@@ -35,6 +36,7 @@ def directory(tmp_path: Path) -> Iterator[str]:
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
 def test_a_power_cut_leaves_the_old_or_the_new_state(operation: Operation, directory: str) -> None:
     found = cut_power(operation, directory, MOST)
+    record_point("local", "arrow", operation.name, "power cut", count=found.states)
     assert found.violations == []
     assert found.states > 30
 

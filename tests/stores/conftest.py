@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from stores_bucket import KEY, REGION, SECRET, Bucket, open_store, s3
 from stores_faces import read_at_once, run_at_once
-from stores_points import save_points
+from stores_processes import Writers
 from stores_servers import find_port, run_azurite, run_fake_gcs, run_versitygw, running
 
 from intarsia.storage import s3 as s3_client
@@ -24,7 +25,6 @@ def memory() -> Iterator[None]:
         patched.setattr(AzureTransport, "run", run_at_once(AzureTransport.run))
         patched.setattr(s3_client, "_read_range", read_at_once(s3_client._read_range))
         yield
-    save_points()
 
 
 @pytest.fixture(scope="session")
@@ -37,9 +37,15 @@ def server() -> Iterator[int]:
 
 
 @pytest.fixture(scope="session")
-def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """The port of a real server that speaks S3."""
-    with run_versitygw(tmp_path_factory.mktemp("gateway")) as port:
+def gateway_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a real server that speaks S3 keeps its objects: each is a file, put in place at once."""
+    return tmp_path_factory.mktemp("gateway")
+
+
+@pytest.fixture(scope="session")
+def gateway(gateway_directory: Path) -> Iterator[int]:
+    """The port of that server."""
+    with run_versitygw(gateway_directory) as port:
         yield port
 
 
@@ -78,6 +84,13 @@ def lake(request: pytest.FixtureRequest) -> Bucket:
     opened = open_store(kind, port)
     opened.create_dir(name)
     return Bucket(port, name, opened, kind)
+
+
+@pytest.fixture
+def writers(lake: Bucket, tmp_path: Path) -> Iterator[Writers]:
+    found = Writers(lake, tmp_path)
+    yield found
+    found.kill()
 
 
 @pytest.fixture(params=["pyarrow", "s3fs"])

@@ -85,9 +85,17 @@ def make_azure_options(port: int) -> dict[str, str]:
     }
 
 
-def open_store(kind: str, port: int) -> pafs.FileSystem:
-    """A store of a server on this machine, by PyArrow's own file system."""
-    return s3(port, allow_bucket_creation=True) if kind == "s3" else azure(port)
+def open_store(kind: str, port: int, *, patient: bool = True) -> pafs.FileSystem:
+    """A store of a server on this machine, by PyArrow's own file system; on S3 it may give up soon."""
+    if kind == "azure":
+        return azure(port)
+    return s3(port, allow_bucket_creation=True) if patient else open_impatiently(port)
+
+
+def open_impatiently(port: int) -> pafs.S3FileSystem:
+    """One that waits for seconds only, and sends a request again once."""
+    again = pafs.AwsStandardS3RetryStrategy(max_attempts=2)
+    return s3(port, connect_timeout=2, request_timeout=5, retry_strategy=again)
 
 
 class ListingReader:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from stores_faces import open_memory
 from stores_memory import BUCKET, ENDPOINT, Killed, MemoryStore, Process
-from stores_points import record_point
+from tests.fault_points import record_point
 
 import intarsia as it
 from intarsia.errors import IntarsiaError

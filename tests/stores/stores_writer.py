@@ -14,6 +14,7 @@ import pyarrow as pa
 from stores_bucket import open_store
 
 import intarsia as it
+from intarsia.errors import IntarsiaError
 
 Rows = dict[int, int]
 BASE, NEW = range(60), range(100, 120)
@@ -68,13 +69,25 @@ def carry_out(operation: dict[str, Any], target: str, **how: Any) -> Any:
     return it.compact(target, **noted)
 
 
-def main(kind: str, port: str, target: str, seed: str, count: str, engine: str, compacts: str) -> None:
+def attempt(operation: dict[str, Any], target: str, *, may_fail: bool, **how: Any) -> dict[str, Any]:
+    """What the writer was told: where it may fail, of an error, too."""
+    try:
+        result = carry_out(operation, target, **how)
+    except (IntarsiaError, OSError) as error:
+        if not may_fail:
+            raise
+        failed = f"{type(error).__name__}: {error}"
+        return {"failed": failed, "changed": getattr(error, "changed", None), **operation}
+    return {"version": result.version, "txid": result.txid, "attempts": result.attempts, **operation}
+
+
+def main(kind: str, port: str, target: str, seed: str, count: str, engine: str, *more: str) -> None:
     chance = random.Random(int(seed))
-    filesystem = open_store(kind, int(port))
-    for _ in range(int(count)):
-        operation = make_operation(chance, compacts=compacts == "yes")
-        result = carry_out(operation, target, filesystem=filesystem, engine=engine)
-        told = {"version": result.version, "txid": result.txid, "attempts": result.attempts, **operation}
+    filesystem = open_store(kind, int(port), patient="may fail" not in more)
+    for number in range(int(count)):
+        operation = make_operation(chance, compacts="compacts" in more) | {"id": f"{seed}-{number}"}
+        may_fail = "may fail" in more
+        told = attempt(operation, target, may_fail=may_fail, filesystem=filesystem, engine=engine)
         print(json.dumps(told), flush=True)
 
 

@@ -32,8 +32,8 @@ from stores_faults import (
     read,
 )
 from stores_memory import COPIES, FAULTS, MemoryStore, Process
-from stores_points import make_table
 from tests import sampling
+from tests.fault_points import make_table, record_point, uncounted
 
 import intarsia as it
 from intarsia.errors import CommitConflict
@@ -68,6 +68,12 @@ def server(request: pytest.FixtureRequest) -> MemoryStore:
 def patched(server: MemoryStore) -> Iterator[pytest.MonkeyPatch]:
     with prepared() as found:
         yield found
+
+
+@pytest.fixture
+def control(patched: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    with uncounted():
+        yield patched
 
 
 @pytest.fixture
@@ -128,6 +134,7 @@ def test_a_recovery_that_is_killed_as_well_loses_and_doubles_nothing(server: Mem
         for second in sample(len(again.sent), 16, server, every_in_full=4):
             twice = crashed.copy()
             outcome = carry_out(NEXT, Process(twice, at=second, fault="kill after"))
+            record_point(server.kind, "arrow", name, "kill twice")
             NEXT.run(**make_how(Process(twice)))
             listed = twice.rows(ROOT, "id", "v")
             expected = [NEXT.model(operation.model(BEFORE)), NEXT.model(BEFORE)]
@@ -167,6 +174,7 @@ def _meet(
     outcome = carry_out(first, process)
     listed = mine.rows(ROOT, "id", "v")
     tried = process.sent[at - 1]
+    record_point(server.kind, "arrow", f"{first.name} and {second.name}", fault)
     where = f"{first.name} with {second.name} at {at} ({fault}: {tried})"
     if not (outcome.acknowledged and other[0].acknowledged):
         return [f"{where}: {outcome}, {other}"], tried
@@ -262,7 +270,7 @@ def test_points_are_counted_by_store_engine_operation_and_fault() -> None:
 
 
 def test_without_if_match_the_checks_find_lost_updates(
-    server: MemoryStore, patched: pytest.MonkeyPatch
+    server: MemoryStore, control: pytest.MonkeyPatch
 ) -> None:
     server = replace(server.copy(), ignores=frozenset({"IfMatch"}))
     merge, update = BY_NAME["merge"], BY_NAME["update"]
@@ -271,7 +279,7 @@ def test_without_if_match_the_checks_find_lost_updates(
 
 
 def test_without_if_none_match_on_slots_the_checks_find_lost_updates(
-    server: MemoryStore, patched: pytest.MonkeyPatch
+    server: MemoryStore, control: pytest.MonkeyPatch
 ) -> None:
     server = replace(server.copy(), ignores=frozenset({"IfNoneMatch"}))
     merge, update = BY_NAME["merge"], BY_NAME["update"]
@@ -280,7 +288,7 @@ def test_without_if_none_match_on_slots_the_checks_find_lost_updates(
 
 
 def test_where_no_answer_counts_as_failed_the_checks_find_doubled_rows(
-    server: MemoryStore, patched: pytest.MonkeyPatch
+    server: MemoryStore, control: pytest.MonkeyPatch
 ) -> None:
     def send_once(send: Callable[[], None], _look: Any, _path: str) -> bool:
         try:
@@ -289,25 +297,25 @@ def test_where_no_answer_counts_as_failed_the_checks_find_doubled_rows(
             return False
         return True
 
-    patched.setattr(conditional, "_resolve", send_once)
+    control.setattr(conditional, "_resolve", send_once)
     append = BY_NAME["append"]
     count = count_requests(server, append)
     assert any(examine(server, append, "lost", at) for at in range(1, count + 1))
 
 
 def test_without_tombstones_the_checks_find_rows_that_come_back(
-    server: MemoryStore, patched: pytest.MonkeyPatch
+    server: MemoryStore, control: pytest.MonkeyPatch
 ) -> None:
-    patched.setattr(Control, "read_tombstones", lambda *_: frozenset())
+    control.setattr(Control, "read_tombstones", lambda *_: frozenset())
     assert next(_find_resurrected(server), None)
 
 
 def test_without_finishing_what_others_committed_the_checks_find_it(
-    server: MemoryStore, patched: pytest.MonkeyPatch
+    server: MemoryStore, control: pytest.MonkeyPatch
 ) -> None:
     from intarsia.tables.parquet.slot_journal import SlotJournal
 
-    patched.setattr(SlotJournal, "help", lambda *_: [])
+    control.setattr(SlotJournal, "help", lambda *_: [])
     merge = BY_NAME["merge"]
     count = count_requests(server, merge)
 

@@ -7,16 +7,15 @@ clients are those that people have, with their own repeats. The server is built 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import pyarrow.fs as pafs
 import pytest
-from stores_bucket import Bucket, s3
+from stores_bucket import Bucket, open_impatiently, s3
 from stores_faults import BEFORE, BY_NAME, NEXT, OPERATIONS, ROOT, TARGET, Operation, Outcome, Rows, orders
 from stores_memory import BUCKET
-from stores_points import record_point
 from stores_proxy import FAULTS, FaultyProxy, run_proxy
+from tests.fault_points import record_point
 
 import intarsia as it
 from intarsia.errors import IntarsiaError
@@ -59,8 +58,13 @@ def carry_out(operation: Operation, how: dict[str, Any]) -> Outcome:
     return Outcome(acknowledged=True)
 
 
-def judge(store: Bucket, outcome: Outcome, operation: Operation) -> list[str]:
-    """What is wrong: to somebody who lists, to a reader, and after the next writer; all past the proxy."""
+def judge(
+    store: Bucket, outcome: Outcome, operation: Operation, release: Callable[[], None] = lambda: None
+) -> list[str]:
+    """What is wrong: to somebody who lists, to a reader, and after the next writer; all past the proxy.
+
+    ``release`` carries out a request that is still on its way, after the next writer and before another.
+    """
     after = operation.model(BEFORE)
     wrong: list[str] = []
     listed = store.rows(ROOT, "id", "v")
@@ -73,6 +77,8 @@ def judge(store: Bucket, outcome: Outcome, operation: Operation) -> list[str]:
         wrong.append(f"a reader sees half a transaction: {seen}")
     if (outcome.must and seen != after) or (outcome.must_not and seen != BEFORE):
         wrong.append(f"a reader sees {seen} after {outcome}")
+    NEXT.run(filesystem=store.opened)
+    release()
     NEXT.run(filesystem=store.opened)
     listed = store.rows(ROOT, "id", "v")
     if listed != NEXT.model(seen):
@@ -92,9 +98,7 @@ def test_a_fault_at_a_request_of_any_process_loses_and_doubles_nothing(
     store: Bucket, proxy: FaultyProxy, operation: Operation, fault: str, engine: Any
 ) -> None:
     named = engine if isinstance(engine, str) else "spark"
-    patience = pafs.AwsStandardS3RetryStrategy(max_attempts=2)
-    filesystem = s3(proxy.port, connect_timeout=2, request_timeout=5, retry_strategy=patience)
-    how = {"filesystem": filesystem, "engine": engine}
+    how = {"filesystem": open_impatiently(proxy.port), "engine": engine}
     trial.forget()
     reset(store)
     proxy.arm()
@@ -109,7 +113,8 @@ def test_a_fault_at_a_request_of_any_process_loses_and_doubles_nothing(
         tried = proxy.sent[at - 1] if at <= len(proxy.sent) else ""
         proxy.arm()
         record_point("versitygw", named, operation.name, fault)
-        wrong += [f"{fault} at {at} ({tried}): {one}" for one in judge(store, outcome, operation)]
+        found = judge(store, outcome, operation, proxy.release)
+        wrong += [f"{fault} at {at} ({tried}): {one}" for one in found]
     assert not wrong
 
 

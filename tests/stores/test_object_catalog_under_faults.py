@@ -27,6 +27,7 @@ from stores_catalog import (
 )
 from stores_faults import SAME_FOR_READS, prepared
 from stores_memory import FAULTS, Killed, MemoryStore, Process
+from tests.fault_points import record_point
 
 from intarsia.errors import NotSupported, StorageError
 from intarsia.storage import trial
@@ -62,6 +63,7 @@ def examine(server: MemoryStore, operation: CatalogOperation, fault: str, at: in
     tried = process.sent[at - 1] if at <= len(process.sent) else ""
     if fault in SAME_FOR_READS and tried.startswith(("head", "get", "list")):
         return []
+    record_point(server.kind, "PyIceberg", "change of the catalog's object", fault)
     where = f"{operation.name}, {fault} at {at} ({tried}), {ended}"
     seen = read_state(mine)
     wrong = [] if seen in (BEFORE, operation.after) else [f"{where}: {seen}"]

@@ -22,6 +22,7 @@ from stores_faults import (
     read,
 )
 from stores_memory import FAULTS, Killed, MemoryFileSystem, MemoryStore, Process
+from tests.fault_points import record_point
 
 import intarsia as it
 from intarsia.errors import CommitConflict, IntarsiaError, RestoreError
@@ -94,6 +95,7 @@ def examine(server: MemoryStore, states: dict[int, Rows], version: int, fault: s
     tried = process.sent[at - 1] if at <= len(process.sent) else ""
     if fault in SAME_FOR_READS and tried.startswith(("head", "get", "list")):
         return []
+    record_point(server.kind, "arrow", "restore", fault)
     before, after = states[max(states)], states[version]
     where = f"{fault} at {at} ({tried}), done {done}, changed {changed}"
     seen = read(mine)

@@ -8,12 +8,15 @@ are built by ``make stores``; without them these tests are skipped.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pytest
 from stores_bucket import KEY, REGION, SECRET, Bucket, make_azure_options
+from stores_processes import Writers, check_history, make_base
+from stores_writer import BASE
 
 import intarsia as it
 from intarsia.errors import StorageError
@@ -70,6 +73,36 @@ def test_many_writers_and_every_operation_without_a_connector_in_the_jvm(
     it.compact(target, **how)
     check()
     assert len(lake.data(ROOT)) == 1
+
+
+@pytest.mark.more
+def test_spark_that_lists_sees_every_key_once_while_others_write(
+    lake: Bucket, writers: Writers, gateway_directory: Path, spark: Any
+) -> None:
+    """By its own reader of Parquet, on the server's objects as files: it has no connector to the store."""
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
+
+    before = make_base(lake)
+    for seed in range(3 if FULL else 2):
+        writers.start(400 + seed, 15 if FULL else 4, "arrow")
+    reads, gone = 0, []
+    while writers.are_running():
+        try:
+            found = (
+                spark.read.parquet(f"file://{gateway_directory}/{lake.name}/{ROOT}").select("id").collect()
+            )
+        except (PySparkException, Py4JJavaError) as error:
+            gone.append(str(error))
+            continue
+        keys = [row.id for row in found]
+        assert len(set(keys)) == len(keys), "a key is seen twice"
+        assert set(BASE) <= set(keys), "a key is not seen"
+        reads += 1
+    assert not writers.read_errors()
+    assert all("FAILED_READ_FILE" in one for one in gone), "files that were listed and are replaced"
+    assert reads > max(2, len(gone))
+    check_history(lake, writers.read(), before)
 
 
 def test_executors_without_the_drivers_environment_are_told_apart_from_a_store_that_refuses(

@@ -1,4 +1,4 @@
-"""The fault points of a run of ``make stores``, counted by store, engine, operation and fault.
+"""The fault points of ``make stores`` and ``make crash``, counted by place, engine, operation and fault.
 
 Every process of the run appends what it has tried to the file that INTARSIA_POINTS names; run as a program,
 this prints a table of that file.
@@ -10,14 +10,27 @@ import json
 import os
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _TRIED: Counter[tuple[str, str, str, str]] = Counter()
 
 
-def record_point(store: str, engine: str, operation: str, fault: str) -> None:
-    """Count a fault at one request of an operation, whose consequences are looked at."""
-    _TRIED[store, engine, operation, fault] += 1
+def record_point(place: str, engine: str, operation: str, fault: str, *, count: int = 1) -> None:
+    """Count faults of an operation, each at one request or call, whose consequences are looked at."""
+    _TRIED[place, engine, operation, fault] += count
+
+
+@contextmanager
+def uncounted() -> Iterator[None]:
+    """What is tried meanwhile does not count: a control that must fail."""
+    before = _TRIED.copy()
+    try:
+        yield
+    finally:
+        _TRIED.clear()
+        _TRIED.update(before)
 
 
 def save_points() -> None:
@@ -31,17 +44,17 @@ def save_points() -> None:
 
 
 def make_table(lines: list[str]) -> str:
-    """The points as a table of Markdown: a line for each engine and operation, a column for each store."""
+    """The points as a table of Markdown: a line for each engine and operation, a column for each place."""
     found: Counter[tuple[str, str, str]] = Counter()
     faults: Counter[str] = Counter()
-    for store, engine, operation, fault, count in map(json.loads, lines):
-        found[engine, operation, store] += count
+    for place, engine, operation, fault, count in map(json.loads, lines):
+        found[engine, operation, place] += count
         faults[fault] += count
-    stores = sorted({store for _, _, store in found})
+    places = sorted({place for _, _, place in found})
     rows = sorted({(engine, operation) for engine, operation, _ in found})
-    made = [f"| engine | operation | {' | '.join(stores)} |", f"|---|---|{'---|' * len(stores)}"]
+    made = [f"| engine | operation | {' | '.join(places)} |", f"|---|---|{'---|' * len(places)}"]
     for engine, operation in rows:
-        counts = (f"{found[engine, operation, store]:,}" for store in stores)
+        counts = (f"{found[engine, operation, place]:,}" for place in places)
         made.append(f"| {engine} | {operation} | {' | '.join(counts)} |")
     by_fault = ", ".join(f"{fault} {count:,}" for fault, count in sorted(faults.items()))
     return "\n".join([*made, "", f"{sum(faults.values()):,} points: {by_fault}"])
