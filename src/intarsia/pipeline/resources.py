@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
@@ -14,7 +14,7 @@ from intarsia.common.lazy import import_optional
 from intarsia.core.ports import Table
 from intarsia.core.snapshot import Snapshot
 from intarsia.engine_choice import EngineLike
-from intarsia.errors import NothingMatched
+from intarsia.errors import ColumnNotFound, NothingMatched
 from intarsia.kernel.read import SnapshotScan
 from intarsia.pipeline import inputs
 from intarsia.pipeline.computed import SourceComputer
@@ -33,7 +33,7 @@ from intarsia.sql.query_columns import ColumnUse
 from intarsia.tables.parquet import ParquetTable
 from intarsia.tables.parquet.links import SnapshotLinks
 
-__all__ = ["LoggedTable", "RunResources", "open_target"]
+__all__ = ["LoggedTable", "RunResources", "name_lost_columns", "open_target"]
 
 _EVERY = ColumnUse()
 
@@ -52,6 +52,16 @@ class LoggedTable(Table, Protocol):
 
     def list_commits_since(self, version: int) -> Sequence[Mapping[str, str]]:
         """The properties of each commit after a version."""
+
+
+@contextmanager
+def name_lost_columns(name: str) -> Iterator[None]:
+    """Add the place of a source to the error about a column that its files lack."""
+    try:
+        yield
+    except ColumnNotFound as error:
+        told = f"[sources.{name}]: {error.message}"
+        raise ColumnNotFound(told, path=error.path, hint=error.hint) from error
 
 
 def open_target(declared: Target, session: Callable[[], Any]) -> LoggedTable:
@@ -180,10 +190,11 @@ class RunResources:
             frame = read_stream(source, f"[sources.{self._name_source(source)}]", self.session)
             return inputs.transform_frame(frame, inputs.make_transform(source, "parquet"))
         assert listing is not None
-        if self.session is None or listing.fetched:
-            inputs.check_portable(source)
-            return inputs.read_streams(source, listing, known)
-        return self._read_frame(source, listing, known)
+        with name_lost_columns(self._name_source(source)):
+            if self.session is None or listing.fetched:
+                inputs.check_portable(source)
+                return inputs.read_streams(source, listing, known)
+            return self._read_frame(source, listing, known)
 
     def _take_snapshot(self, target: str) -> Snapshot:
         """A target's current state; where an engine reads files by itself, of files that stay as they are."""
