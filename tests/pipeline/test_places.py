@@ -50,6 +50,8 @@ def test_places_have_the_lines_of_the_file() -> None:
     assert text[lines["[targets.lake] path"] - 1].startswith("lake.path")
     assert [lines[f"[[steps]] {number}"] for number in (1, 2)] == [19, 22]
     assert not [place for place in lines if "fake" in place or "lost" in place]
+    assert text[lines["[env.dev]"] - 1] == "[env.dev.sources.totals]"
+    assert text[lines["[env.dev] sources"] - 1] == "[env.dev.sources.totals]"
     assert text[find_toml_lines(TEXT, "dev")["[sources.totals] sql"] - 1] == "sql = 'select 1'"
 
 

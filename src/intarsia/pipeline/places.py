@@ -52,6 +52,9 @@ def find_toml_lines(text: str, env: str | None = None) -> dict[str, int]:
         else:
             continue
         own, chosen = (path[2:], overrides) if path[:1] == ("env",) else (path, lines)
+        if path[:1] == ("env",) and len(path) > 1:
+            for place in (f"[env.{path[1]}]", " ".join((f"[env.{path[1]}]", *path[2:3]))):
+                lines.setdefault(place, number)
         if path[:1] != ("env",) or path[1:2] == (env,):
             for place in _name_places(own):
                 chosen.setdefault(place, number)

@@ -14,13 +14,14 @@ from intarsia.common.lazy import import_optional
 from intarsia.core.ports import Table
 from intarsia.core.snapshot import Snapshot
 from intarsia.engine_choice import EngineLike
-from intarsia.errors import ColumnNotFound, NothingMatched
+from intarsia.errors import ColumnNotFound, InputError, NothingMatched, NotSupported
 from intarsia.kernel.read import SnapshotScan
 from intarsia.pipeline import inputs
 from intarsia.pipeline.computed import SourceComputer
 from intarsia.pipeline.graph import NamedInput, SourceGraph
 from intarsia.pipeline.inputs import Downloads, InputFiles, list_inputs
 from intarsia.pipeline.model import Expect, Pipeline, Source, Target, is_guard, require
+from intarsia.pipeline.places import complete_place
 from intarsia.pipeline.quality.guards import SourceGuards, select_keys
 from intarsia.pipeline.quality.references import Reference
 from intarsia.pipeline.quality.row_judge import RowJudge
@@ -142,8 +143,19 @@ class RunResources:
     def get_table(self, target: str) -> LoggedTable:
         """The table of a target; one object for the whole run, which caches the footers it has read."""
         if target not in self.tables:
-            self.tables[target] = open_target(self.pipeline.targets[target], lambda: self.session)
+            with self._name_target(target):
+                self.tables[target] = open_target(self.pipeline.targets[target], lambda: self.session)
         return self.tables[target]
+
+    @contextmanager
+    def _name_target(self, target: str) -> Iterator[None]:
+        """Add the place of a target to the error about a table that is not there, or cannot be one."""
+        try:
+            yield
+        except (InputError, NotSupported) as error:
+            told = type(error)(f"[targets.{target}]: {error.message}", path=error.path, hint=error.hint)
+            complete_place(told, self.pipeline.lines, self.pipeline.origin)
+            raise told from error
 
     def rehearse(self, target: str, spool_dir: str | os.PathLike[str] | None = None) -> bool:
         """Use a table from now on that starts as the target and is changed in a scratch place, for a dry run.
