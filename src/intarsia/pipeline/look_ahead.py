@@ -103,6 +103,8 @@ def _check_files(run_state: RunState, step: Step) -> None:
     """Raise ColumnNotFound where the files that a step takes lack a column that their source declares."""
     if not isinstance(step, (Merge, Write)) or step.source is None:
         return
+    if run_state.resources.graph.list_streams(step.source):  # its files are those of its checkpoint
+        return
     sources, is_spark = run_state.pipeline.sources, run_state.pipeline.engine == "spark"
     try:
         selection = run_state.select_inputs(step, run_state.get_source(step))
