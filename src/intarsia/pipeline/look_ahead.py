@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.fs as pafs
 
 from intarsia.arguments import is_condition
 from intarsia.common.lazy import import_optional
@@ -100,7 +101,7 @@ def find_bad_query(run_state: RunState, steps: Sequence[Step]) -> tuple[Step, In
 
 
 def _check_files(run_state: RunState, step: Step) -> None:
-    """Raise ColumnNotFound where the files that a step takes lack a column that their source declares."""
+    """Raise ColumnNotFound where local files that a step takes lack a column that their source declares."""
     if not isinstance(step, (Merge, Write)) or step.source is None:
         return
     if run_state.resources.graph.list_streams(step.source):  # its files are those of its checkpoint
@@ -116,7 +117,11 @@ def _check_files(run_state: RunState, step: Step) -> None:
     for name, listing in parts.items():
         source = sources[name]
         try:
-            if _is_read_ahead(source, listing) and not (is_spark and _is_sparks_own(source, listing)):
+            if (
+                all(isinstance(file.filesystem, pafs.LocalFileSystem) for file in listing.files)
+                and _is_read_ahead(source, listing)
+                and not (is_spark and _is_sparks_own(source, listing))
+            ):
                 with name_lost_columns(name):
                     read_streams(source, listing)
         except ColumnNotFound:
