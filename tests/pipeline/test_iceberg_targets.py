@@ -115,7 +115,9 @@ def test_a_table_that_is_not_there_ends_the_run_before_anything_is_written(tmp_p
     (tmp_path / "landing" / "a.csv").write_text("id,region,amount\n2,us,-1\n")
     (tmp_path / "p.toml").write_text(PIPELINE)
     report = pipeline.run(pipeline.load(tmp_path / "p.toml"), progress=False)
-    with pytest.raises(InputError, match=r"no table shop\.orders"):
+    line = 1 + PIPELINE.splitlines().index("[targets.orders]")
+    told = rf"p\.toml, line {line}, \[targets\.orders\]: There is no table shop\.orders"
+    with pytest.raises(InputError, match=told):
         report.check()
     assert not (tmp_path / "copy").exists()
 

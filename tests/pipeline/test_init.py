@@ -82,6 +82,7 @@ def test_an_order_that_came_in_two_files_does_not_hinder_taking_all_files_again(
 def test_the_project_runs_on_spark(tmp_path: Path, spark: Any) -> None:
     pipeline.init_project(tmp_path)
     assert 'engine = "spark"' in (tmp_path / "orders.toml").read_text()
+    assert "/spark-warehouse/" in (tmp_path / ".gitignore").read_text()  # Spark makes it where it starts
     check_project(tmp_path, names="gold", session=spark)
 
 

@@ -346,7 +346,8 @@ def test_a_file_and_a_url_at_once_are_refused(shop: Any) -> None:
 def test_a_url_that_is_none_is_refused_before_anything_runs(shop: Any, unchanged: Any) -> None:
     shop.declare(_ask_for(shop.file.read_text(), '[lineage]\nurl = "nowhere"\n'))
     shop.lands("a.csv", {1: ("eu", 1.0)})
-    with pytest.raises(InputError, match="Lineage cannot be sent"):
+    line = shop.file.read_text().splitlines().index("[lineage]") + 1
+    with pytest.raises(InputError, match=rf", line {line}, \[lineage\]: Lineage cannot be sent"):
         shop.run()
     assert not shop.lake.exists()
 

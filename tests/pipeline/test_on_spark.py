@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from datetime import date, datetime
 from pathlib import Path
@@ -19,8 +21,10 @@ import pytest
 
 import intarsia
 from intarsia import pipeline
+from intarsia.core.run import ignore_progress
 from intarsia.errors import CommitConflict, InputError
 from intarsia.pipeline import inputs
+from intarsia.pipeline.runner import make_opener
 from intarsia.tables.parquet.links import SnapshotLinks
 
 pytest.importorskip("pyspark", reason="pyspark is not installed: pipelines are not run on Spark")
@@ -39,6 +43,22 @@ SOURCES = {
 }
 ARRAY = "[" + ",".join(SOURCES["json"].strip().splitlines()) + "]"
 TYPES = {"id": "bigint", "region": "varchar", "amount": "decimal(8, 2)", "at": "timestamp"}
+
+
+def test_pyspark_does_not_write_errors_of_queries_where_a_run_opens_the_session(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from pyspark.logger import PySparkLogger
+
+    monkeypatch.setattr("intarsia.spark.session.session_on", lambda *_, **__: nullcontext("a session"))
+    written = PySparkLogger.getLogger("SQLQueryContextLogger")
+    monkeypatch.setattr(written, "level", logging.WARNING)
+    shop = pipeline.Pipeline(name="shop", engine="spark", sources={}, targets={}, steps=())
+    with ExitStack() as stack:
+        opening = make_opener(shop, "local[1]", None, ignore_progress, stack)
+        assert opening is not None
+        assert opening() == "a session"
+    assert not written.isEnabledFor(logging.ERROR)
 
 
 def _made(root: Path, engine: Any, source: pipeline.Source, *steps: pipeline.Step) -> pipeline.Pipeline:

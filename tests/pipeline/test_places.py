@@ -8,7 +8,7 @@ import pytest
 
 from intarsia import pipeline
 from intarsia.errors import InputError
-from intarsia.pipeline.places import find_toml_lines
+from intarsia.pipeline.places import complete_place, find_toml_lines
 
 TEXT = """\
 name = "shop"  # [sources.fake]
@@ -50,6 +50,8 @@ def test_places_have_the_lines_of_the_file() -> None:
     assert text[lines["[targets.lake] path"] - 1].startswith("lake.path")
     assert [lines[f"[[steps]] {number}"] for number in (1, 2)] == [19, 22]
     assert not [place for place in lines if "fake" in place or "lost" in place]
+    assert text[lines["[env.dev]"] - 1] == "[env.dev.sources.totals]"
+    assert text[lines["[env.dev] sources"] - 1] == "[env.dev.sources.totals]"
     assert text[find_toml_lines(TEXT, "dev")["[sources.totals] sql"] - 1] == "sql = 'select 1'"
 
 
@@ -111,7 +113,11 @@ def test_a_mistake_is_refused_with_its_line(tmp_path: Path, source: str, told: s
     ("source", "told"),
     [
         ('sql = """\nselect id,\namuont\nfrom raw\n"""', "shop.toml, line 10, [sources.totals] sql: DuckDB"),
-        ('sql = "select amount from raw"', "key column 'id' is missing from the source, which has 'amount'"),
+        ('sql = "select amount from raw"', "shop.toml, line 8, [sources.totals] sql: key column 'id' is"),
+        (
+            'path = "raw.csv"\ncolumns = { id = "bigint", price = "double" }',
+            "shop.toml, line 7, [sources.totals]: {root}/raw.csv: The source has no column 'price'; it has",
+        ),
         ('python = "functions.py:score"', "functions.py, line 2: there is no module 'not_installed'"),
     ],
 )  # fmt: skip
@@ -122,8 +128,35 @@ def test_what_is_known_of_a_later_step_is_told_before_the_first_writes(
     (tmp_path / "functions.py").write_text(functions)
     report = pipeline.run_file(declare(tmp_path, source), progress=False)
     assert [step.status for step in report.steps] == ["not run", "failed"]
-    assert told in str(report.steps[1].error)
+    assert told.replace("{root}", str(tmp_path)) in str(report.steps[1].error)
     assert not (tmp_path / "lake").exists()
+
+
+def test_columns_that_only_files_taken_before_lack_are_no_mistake(tmp_path: Path) -> None:
+    raw = 'path = "totals*.csv"\ncolumns = { id = "bigint", amount = "double" }'
+    (tmp_path / "totals1.csv").write_text("id,amount\n1,5\n")
+    pipeline.run_file(declare(tmp_path, raw), progress=False).check()
+    (tmp_path / "totals2.csv").write_text("id,amount,price\n2,5,7\n")
+    file = declare(tmp_path, raw.replace("amount", "price"))
+    (tmp_path / "raw.csv").write_text("id,amount\n1,6\n")
+    file.write_text(file.read_text() + 'schema_evolution = "add"\nmissing = "null"\n')
+    report = pipeline.run_file(file, progress=False).check()
+    assert [step.status for step in report.steps] == ["done", "done"]
+
+
+def test_an_error_of_a_run_that_names_a_declaration_gets_its_file_and_line() -> None:
+    lines = {"[sources.clicks]": 3, "[sources.clicks] sql": 4}
+    for told, completed in (
+        ("[sources.clicks]: Spark refuses it.", "web.toml, line 3, [sources.clicks]: Spark refuses it."),
+        ("[sources.clicks] stream: no.", "web.toml, line 3, [sources.clicks] stream: no."),
+        ("[sources.other]: no.", "web.toml, [sources.other]: no."),
+        ("web.toml, line 9, [sources.clicks] sql: no.", "web.toml, line 9, [sources.clicks] sql: no."),
+        ("The source has no column 'x'.", "The source has no column 'x'."),
+    ):
+        error = InputError(told)
+        complete_place(error, lines, "/lake/web.toml")
+        assert error.message == completed
+        assert str(error) == completed
 
 
 def test_an_import_that_is_only_tried_is_no_mistake(tmp_path: Path) -> None:

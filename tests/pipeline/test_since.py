@@ -254,7 +254,7 @@ def test_all_rows_are_read_where_those_of_before_are_not_kept(tmp_path: Path) ->
     lake.merge({"id": [2], "v": [22]})
     counts, notes = lake.run()
     assert counts == {1: 2, 2: 2, 3: 2, 7: 2}
-    assert "1 file of before were replaced or removed, and are not kept" in notes
+    assert "1 file of before was replaced or removed, and is not kept" in notes
 
 
 @pytest.mark.parametrize("by", [None, "day"])

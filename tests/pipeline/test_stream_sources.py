@@ -225,6 +225,15 @@ def test_a_function_over_a_stream_gives_a_stream(clicks: Clicks) -> None:
         clicks.run("append", source="doubled").check()
 
 
+def test_a_stream_below_a_step_of_files_is_taken(clicks: Clicks) -> None:
+    (clicks.root / "more.csv").write_text("id,n\n7,7\n")
+    kinds = {"id": "bigint", "n": "bigint"}
+    clicks.sources["more"] = pipeline.Source(str(clicks.root / "more.csv"), columns=kinds)
+    clicks.lands((1, 1))
+    clicks.run(pipeline.Merge(name="more", source="more", target="t", on="id"), "upsert").check()
+    assert clicks.rows() == [(1, 1), (7, 7)]
+
+
 def test_what_spark_refuses_of_a_stream_is_told_with_its_place(clicks: Clicks) -> None:
     clicks.sources["counted"] = pipeline.Source(sql="select id, count(*) as n from clicks group by id")
     clicks.lands((1, 1))

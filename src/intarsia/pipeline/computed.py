@@ -250,8 +250,10 @@ def _check_frame(code: Code, frame: Any, *, streams: bool) -> None:
 
 
 def _make_result_error(code: Code, result: Any, wanted: str) -> InputError:
-    kind = "None" if result is None else f"a {type(result).__name__}"
     assert code.function is not None
+    name, owner = type(result).__name__, type(result).__module__.partition(".")[0]
+    kind = f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+    kind = "None" if result is None else kind if owner == "builtins" else f"{kind} of {owner}"
     line = f", line {code.function.line}"
     return InputError(f"{code.place}{line} returned {kind}.", path=code.path, hint=f"return {wanted}.")
 
@@ -267,11 +269,11 @@ def _add_place(code: Code) -> Iterator[None]:
             rf"{re.escape(file)}, line \d+, {re.escape(key)}", error.message
         ):
             raise
-        told = _describe_place(code, error.message)
+        told = describe_place(code, error.message)
         raise type(error)(told, path=error.path or code.path, hint=error.hint) from error
 
 
-def _describe_place(code: Code, message: str) -> str:
+def describe_place(code: Code, message: str) -> str:
     """A message with its place before it; of a query in a pipeline file, with the line of that file."""
     met = re.match(r"line (\d+): ", message)
     if code.first_line is not None:
@@ -313,7 +315,7 @@ def name_evaluated(code: Code | None, error: BaseException) -> BaseException:
     said, message = str(error.__cause__ or error), error.message[error.message.index(UNEVALUATED) :]
     if code.function is None:
         line = _find_line(said)
-        told = _describe_place(code, f"{line}: {message}" if line else message)
+        told = describe_place(code, f"{line}: {message}" if line else message)
     else:
         paths = {code.function.path, *(module.path for module in code.function.modules)}
         frames = [(path, line) for path, line in _FRAME.findall(said) if path in paths]

@@ -272,6 +272,13 @@ def _find_definition(path: str, name: str, text: bytes) -> ast.FunctionDef:
     """The definition of a function, found without running its file."""
     module = parse_module(path, text)
     functions = {one.name: one for one in module.body if isinstance(one, ast.FunctionDef)}
+    waits = [one for one in module.body if isinstance(one, ast.AsyncFunctionDef) and one.name == name]
+    if waits and name not in functions:
+        raise InputError(
+            f"{os.path.basename(path)}:{name}, line {waits[0].lineno}: it is async.",
+            path=path,
+            hint="write it as a plain def, which the run calls and waits for.",
+        )
     if name not in functions:
         raise InputError(
             f"{os.path.basename(path)} defines no function {name!r}.",

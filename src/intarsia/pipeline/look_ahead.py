@@ -9,14 +9,24 @@ from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.fs as pafs
 
 from intarsia.arguments import is_condition
 from intarsia.common.lazy import import_optional
-from intarsia.errors import InputError, IntarsiaError, KeyColumnError, NothingMatched
+from intarsia.errors import (
+    ColumnNotFound,
+    InputError,
+    IntarsiaError,
+    KeyColumnError,
+    NothingMatched,
+    NotSupported,
+)
 from intarsia.kernel.read import SnapshotScan
-from intarsia.pipeline.computed import SourceComputer, chain_streams
+from intarsia.pipeline.computed import SourceComputer, chain_streams, describe_place
 from intarsia.pipeline.graph import NamedInput
 from intarsia.pipeline.inputs import (
+    InputFiles,
+    check_portable,
     detect_format,
     is_web,
     make_transform,
@@ -26,7 +36,7 @@ from intarsia.pipeline.inputs import (
 )
 from intarsia.pipeline.local_modules import check_imports
 from intarsia.pipeline.model import Expect, Merge, Source, Step, Write, find_written_target, list_names
-from intarsia.pipeline.resources import RunResources
+from intarsia.pipeline.resources import RunResources, name_lost_columns
 from intarsia.pipeline.state.run_state import RunState
 from intarsia.spark.errors import list_spark_error_types
 from intarsia.sql.query_columns import ColumnUse
@@ -81,12 +91,43 @@ def find_bad_query(run_state: RunState, steps: Sequence[Step]) -> tuple[Step, In
     for before, step in pairwise(steps):
         ahead.unsure |= _find_reshaped_targets(before) | run_state.unresolved.keys()
         try:
+            _check_files(run_state, step)
             for name in run_state.resources.graph.list_sources(step.source) if step.source else ():
                 ahead.find_columns(name)
             ahead.check_keys(step)
         except InputError as error:
             return step, error
     return None
+
+
+def _check_files(run_state: RunState, step: Step) -> None:
+    """Raise ColumnNotFound where local files that a step takes lack a column that their source declares."""
+    if not isinstance(step, (Merge, Write)) or step.source is None:
+        return
+    if run_state.resources.graph.list_streams(step.source):  # its files are those of its checkpoint
+        return
+    sources, is_spark = run_state.pipeline.sources, run_state.pipeline.engine == "spark"
+    try:
+        selection = run_state.select_inputs(step, run_state.get_source(step))
+    except (IntarsiaError, OSError):  # the step itself tells
+        return
+    if selection is None:
+        return
+    parts = selection.files.parts if selection.files.code else {step.source: selection.files}
+    for name, listing in parts.items():
+        source = sources[name]
+        try:
+            if (
+                all(isinstance(file.filesystem, pafs.LocalFileSystem) for file in listing.files)
+                and _is_read_ahead(source, listing)
+                and not (is_spark and _is_sparks_own(source, listing))
+            ):
+                with name_lost_columns(name):
+                    read_streams(source, listing)
+        except ColumnNotFound:
+            raise
+        except (IntarsiaError, OSError, pa.ArrowException):
+            continue
 
 
 def _find_reshaped_targets(step: Step) -> set[str]:
@@ -98,6 +139,23 @@ def _find_reshaped_targets(step: Step) -> set[str]:
         or (isinstance(step, Write) and step.mode != "append")
     )
     return {target} if reshapes and target is not None else set()
+
+
+def _is_read_ahead(source: Source, listing: InputFiles) -> bool:
+    """Whether the columns of files are looked up before the step that reads them."""
+    if not listing.files or listing.fetched or len(listing.files) > _MOST_FILES:
+        return False
+    kind, size = detect_format(source, listing), sum(stamp.size for stamp in listing.stamps)
+    return kind == "parquet" or (kind == "csv" and size <= _MOST_TEXT)
+
+
+def _is_sparks_own(source: Source, listing: InputFiles) -> bool:
+    """Whether Spark may find columns that are not in each file: by an option, or in another Parquet file."""
+    try:
+        check_portable(source)
+    except NotSupported:
+        return True
+    return len(listing.files) > 1 and detect_format(source, listing) == "parquet"
 
 
 @dataclass(slots=True)
@@ -131,9 +189,11 @@ class _LookAhead:
         known = {name.lower() for name in there}
         lost = [name for name in list_names(step.on) if name.lower() not in known]
         if lost:
+            told = f"key column {', '.join(map(repr, lost))} is missing from the source, which has"
             raise KeyColumnError(
-                f"key column {', '.join(map(repr, lost))} is missing from the source, which has"
-                f" {', '.join(map(repr, there))}.",
+                describe_place(
+                    self.resources.graph.codes[step.source or ""], f"{told} {', '.join(map(repr, there))}."
+                ),
                 hint="name keys that both sides have.",
             )
 
@@ -168,10 +228,7 @@ class _LookAhead:
             return None
         else:
             listing = self.resources.list_inputs(source)
-            if listing is None or not 0 < len(listing.files) <= _MOST_FILES:
-                return None
-            kind, size = detect_format(source, listing), sum(stamp.size for stamp in listing.stamps)
-            if kind != "parquet" and (kind != "csv" or size > _MOST_TEXT):
+            if listing is None or not _is_read_ahead(source, listing):
                 return None
             schema = chain_streams(read_streams(source, listing)).schema
         session = self.resources.session

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from intarsia.errors import DamagedTable, InputError, NothingMatched, NotSupported
+from intarsia.errors import DamagedTable, InputError, IntarsiaError, NothingMatched, NotSupported
 
-__all__ = ["add_line", "find_toml_lines"]
+__all__ = ["add_line", "complete_place", "find_toml_lines"]
 
 _TEXT = re.compile(
     r'"""(?:\\.|[^\\])*?"{3,5}|'
@@ -51,6 +52,9 @@ def find_toml_lines(text: str, env: str | None = None) -> dict[str, int]:
         else:
             continue
         own, chosen = (path[2:], overrides) if path[:1] == ("env",) else (path, lines)
+        if path[:1] == ("env",) and len(path) > 1:
+            for place in (f"[env.{path[1]}]", " ".join((f"[env.{path[1]}]", *path[2:3]))):
+                lines.setdefault(place, number)
         if path[:1] != ("env",) or path[1:2] == (env,):
             for place in _name_places(own):
                 chosen.setdefault(place, number)
@@ -75,6 +79,17 @@ def add_line(lines: Mapping[str, int], origin: str | None) -> Iterator[None]:
             line = line + int(found[1]) - 1
             rest = f"{met[0]}: {error.message[found.end() :]}"
         raise type(error)(f"{start}line {line}, {rest}", path=error.path, hint=error.hint) from error
+
+
+def complete_place(error: IntarsiaError, lines: Mapping[str, int], origin: str | None) -> None:
+    """Add the file and the line to an error of a run that begins with a place, as in ``[sources.orders]``."""
+    met = _PLACE.match(error.message)
+    if met is None or origin is None:
+        return
+    line = lines.get(met[0], lines.get(met[1]))
+    where = "" if line is None else f", line {line}"
+    error.message = f"{os.path.basename(origin)}{where}, {error.message}"
+    error.args = (error.message, *error.args[1:])
 
 
 def _blank(met: re.Match[str]) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
@@ -14,13 +14,14 @@ from intarsia.common.lazy import import_optional
 from intarsia.core.ports import Table
 from intarsia.core.snapshot import Snapshot
 from intarsia.engine_choice import EngineLike
-from intarsia.errors import NothingMatched
+from intarsia.errors import ColumnNotFound, InputError, NothingMatched, NotSupported
 from intarsia.kernel.read import SnapshotScan
 from intarsia.pipeline import inputs
 from intarsia.pipeline.computed import SourceComputer
 from intarsia.pipeline.graph import NamedInput, SourceGraph
 from intarsia.pipeline.inputs import Downloads, InputFiles, list_inputs
 from intarsia.pipeline.model import Expect, Pipeline, Source, Target, is_guard, require
+from intarsia.pipeline.places import complete_place
 from intarsia.pipeline.quality.guards import SourceGuards, select_keys
 from intarsia.pipeline.quality.references import Reference
 from intarsia.pipeline.quality.row_judge import RowJudge
@@ -33,7 +34,7 @@ from intarsia.sql.query_columns import ColumnUse
 from intarsia.tables.parquet import ParquetTable
 from intarsia.tables.parquet.links import SnapshotLinks
 
-__all__ = ["LoggedTable", "RunResources", "open_target"]
+__all__ = ["LoggedTable", "RunResources", "name_lost_columns", "open_target"]
 
 _EVERY = ColumnUse()
 
@@ -52,6 +53,16 @@ class LoggedTable(Table, Protocol):
 
     def list_commits_since(self, version: int) -> Sequence[Mapping[str, str]]:
         """The properties of each commit after a version."""
+
+
+@contextmanager
+def name_lost_columns(name: str) -> Iterator[None]:
+    """Add the place of a source to the error about a column that its files lack."""
+    try:
+        yield
+    except ColumnNotFound as error:
+        told = f"[sources.{name}]: {error.message}"
+        raise ColumnNotFound(told, path=error.path, hint=error.hint) from error
 
 
 def open_target(declared: Target, session: Callable[[], Any]) -> LoggedTable:
@@ -132,8 +143,19 @@ class RunResources:
     def get_table(self, target: str) -> LoggedTable:
         """The table of a target; one object for the whole run, which caches the footers it has read."""
         if target not in self.tables:
-            self.tables[target] = open_target(self.pipeline.targets[target], lambda: self.session)
+            with self._name_target(target):
+                self.tables[target] = open_target(self.pipeline.targets[target], lambda: self.session)
         return self.tables[target]
+
+    @contextmanager
+    def _name_target(self, target: str) -> Iterator[None]:
+        """Add the place of a target to the error about a table that is not there, or cannot be one."""
+        try:
+            yield
+        except (InputError, NotSupported) as error:
+            told = type(error)(f"[targets.{target}]: {error.message}", path=error.path, hint=error.hint)
+            complete_place(told, self.pipeline.lines, self.pipeline.origin)
+            raise told from error
 
     def rehearse(self, target: str, spool_dir: str | os.PathLike[str] | None = None) -> bool:
         """Use a table from now on that starts as the target and is changed in a scratch place, for a dry run.
@@ -180,10 +202,11 @@ class RunResources:
             frame = read_stream(source, f"[sources.{self._name_source(source)}]", self.session)
             return inputs.transform_frame(frame, inputs.make_transform(source, "parquet"))
         assert listing is not None
-        if self.session is None or listing.fetched:
-            inputs.check_portable(source)
-            return inputs.read_streams(source, listing, known)
-        return self._read_frame(source, listing, known)
+        with name_lost_columns(self._name_source(source)):
+            if self.session is None or listing.fetched:
+                inputs.check_portable(source)
+                return inputs.read_streams(source, listing, known)
+            return self._read_frame(source, listing, known)
 
     def _take_snapshot(self, target: str) -> Snapshot:
         """A target's current state; where an engine reads files by itself, of files that stay as they are."""

@@ -413,14 +413,16 @@ def make_opener(
         return session.session
     if session is not None:
         return lambda: session
-    from intarsia.spark.session import session_on
+    from intarsia.spark.session import session_on, silence_query_errors
 
     settings = pipeline.spark
 
     def open_session() -> Any:
         progress("opening the Spark session", 0, 0)
         app = settings.app_name or pipeline.name
-        return stack.enter_context(session_on(master or settings.master, app=app, config=settings.config))
+        opened = stack.enter_context(session_on(master or settings.master, app=app, config=settings.config))
+        silence_query_errors()  # the report tells them
+        return opened
 
     return open_session
 

@@ -117,8 +117,9 @@ def find_increment(
     former = table.find_retained(snapshot, missing)
     if former is None:
         some = units.format_count(len(missing), "file")
-        lost = "are not kept (retain of the target), or in other types"
-        return read_all(f"{some} of before were replaced or removed, and {lost}")
+        were, are = ("was", "is") if len(missing) == 1 else ("were", "are")
+        lost = f"{are} not kept (retain of the target), or in other types"
+        return read_all(f"{some} of before {were} replaced or removed, and {lost}")
     return _compare(whole, added, former, name)
 
 

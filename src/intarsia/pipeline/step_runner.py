@@ -28,6 +28,7 @@ from intarsia.pipeline.model import (
     list_names,
     require,
 )
+from intarsia.pipeline.places import complete_place
 from intarsia.pipeline.quality.checks import make_failure
 from intarsia.pipeline.quality.guards import enter_step, judges_once, list_former_names
 from intarsia.pipeline.quality.quarantine import quarantine_rows
@@ -139,6 +140,7 @@ class StepRunner:
             if step.name != found.step.name:
                 self.reports.append(self._report_not_run(step))
                 continue
+            complete_place(found.error, self.pipeline.lines, self.pipeline.origin)
             found.error.place(_name_operation(step), self._describe_place(step))
             log.error(
                 "pipeline %s, step %s failed: %s",
@@ -216,6 +218,7 @@ class StepRunner:
                 raise
             ours = name_evaluated(self.resources.graph.codes.get(step.source or ""), translate_error(error))
             if isinstance(ours, IntarsiaError):  # one that Spark brought knows neither
+                complete_place(ours, self.pipeline.lines, self.pipeline.origin)
                 ours.place(_name_operation(step), self._describe_place(step))
             log.error("pipeline %s, step %s failed: %s", self.pipeline.name, step.name, ours, exc_info=error)
             report = self._report_failure(step, ours)

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, get_type_hints
 
 from intarsia.arguments import compute_file_bytes, has_sql, is_condition, make_rule, parse_keys, parse_where
@@ -461,16 +462,21 @@ class _Check:
     def _check_circles(self) -> None:
         """Refuse a target that is made from itself, also through others: every run would change it again."""
         flows: dict[str, list[str]] = {}
-        for step in expand_guards(self.pipeline).steps:
+        places: dict[tuple[str, str], str] = {}
+        names = [name_step(step, number) for number, step in enumerate(self.pipeline.steps, 1)]
+        named = [replace(step, name=name) for step, name in zip(self.pipeline.steps, names, strict=True)]
+        for step in expand_guards(replace(self.pipeline, steps=tuple(named))).steps:
             written = find_written_target(step)
             if isinstance(step, (Merge, Write, Expect)) and written is not None:
+                own = f" {names.index(step.name) + 1} ({step.name})" if step.name in names else ""
                 for start in self.graph.list_targets(step.source):
                     flows.setdefault(start, []).append(written)
+                    places.setdefault((start, written), f"[[steps]]{own}")
         for start in flows:
             circle = _find_way_back(start, flows)
             if circle:
                 raise self.make_error(
-                    "[[steps]]",
+                    places[circle[-2], start],
                     f"the data goes round in a circle: {' -> '.join(circle)}.",
                     "write into another target; clauses of a merge (when) see what its own target has.",
                 )

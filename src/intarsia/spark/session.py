@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import socket
@@ -33,6 +34,7 @@ __all__ = [
     "local_session",
     "open_session",
     "session_on",
+    "silence_query_errors",
     "stop_session",
 ]
 
@@ -52,7 +54,19 @@ _ANSWER_SECONDS = 10.0
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 _CONNECT_MODE = "SPARK_CONNECT_MODE_ENABLED"
 _REMOTE = "SPARK_REMOTE"
+_QUERY_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 _started: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def silence_query_errors() -> None:
+    """Keep pyspark from writing each error of a query to standard error as well, as JSON with its stack.
+
+    It does so before it raises the error, also where whoever catches it tries something else. Idempotent.
+    """
+    from pyspark.logger import PySparkLogger
+
+    for name in _QUERY_LOGGERS:
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def local_session(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from intarsia.common.log import get_logger, redact
 from intarsia.errors import InputError, NotSupported
 from intarsia.pipeline.model import Expect, LineageSettings, Pipeline, Step, find_written_target
+from intarsia.pipeline.places import complete_place
 from intarsia.pipeline.quality.references import list_referenced_sources, list_referenced_targets
 from intarsia.pipeline.reports.report import PipelineReport, StepReport
 from intarsia.pipeline.resources import RunResources
@@ -59,7 +60,10 @@ def open_lineage(pipeline: Pipeline, resources: RunResources, run_state: RunStat
             f"[lineage] needs {error.name}, which is not installed.", hint="pip install 'intarsia[lineage]'"
         ) from error
     except (ValueError, RuntimeError, TypeError, KeyError, OSError) as error:
-        raise InputError(f"Lineage cannot be sent as it is configured: {error}") from error
+        where = "" if settings is None else "[lineage]: "
+        refused = InputError(f"{where}Lineage cannot be sent as it is configured: {error}")
+        complete_place(refused, pipeline.lines, pipeline.origin)
+        raise refused from error
     namespace = (settings and settings.namespace) or os.environ.get("OPENLINEAGE_NAMESPACE") or "default"
     maker = events.EventMaker(pipeline, run_state.run_id, namespace)
     return LineageRun(pipeline, resources, run_state, maker, LineageSender(client.emit))
