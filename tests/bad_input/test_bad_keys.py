@@ -13,8 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import intarsia as it
+from intarsia.core.incremental import ParquetMetadataAnalyzer, validate_partition_column_immutability
 from intarsia.datasets.pyarrow import PyarrowDatasetIO, merge_parquet_dataset_pyarrow
-from intarsia.errors import ColumnNotFound, InputError, KeyColumnError, SchemaMismatch
+from intarsia.errors import ColumnNotFound, InputError, KeyColumnError, PartitionMoveError, SchemaMismatch
 from tests.bad_input.trial import BASE, SCHEMA, SOURCE, UNIQUE, column, each_strategy, files_of, merging
 
 NAN = math.nan
@@ -123,6 +124,24 @@ def test_case_06_three_samples_of_duplicate_keys_are_enough(root: Path) -> None:
     with pytest.raises(KeyColumnError, match="9 rows") as caught:
         it.merge(with_ids([1, 1, 2, 3, 3, 3, 8, 8, 9, 9]), root, on="id")
     assert "id=9" not in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [pa.date32(), pa.timestamp("us", "UTC"), pa.duration("s")], ids=str)
+def test_case_06_keys_that_python_has_no_value_for_are_shown(tmp_path: Path, dtype: pa.DataType) -> None:
+    most = 2 ** (dtype.bit_width - 1) - 1  # DuckDB's infinite dates
+    source = pa.table(
+        {"k": pa.array([most, most], pa.int32() if most < 2**32 else pa.int64()).cast(dtype), "p": [1, 1]}
+    )
+    with pytest.raises(KeyColumnError, match=r"such as \(k='?[^N]+"):
+        it.merge(source, tmp_path / "t", on="k")
+    one = source.slice(1)
+    it.write(one, tmp_path / "t", partition_by="p")
+    with pytest.raises(PartitionMoveError, match="1 row would move"):
+        it.merge(one.set_column(1, "p", pa.array([2])), tmp_path / "t", on="k")
+    with pytest.raises(PartitionMoveError, match="1 row"):
+        validate_partition_column_immutability(one, one.set_column(1, "p", pa.array([2])), ["k"], ["p"])
+    [file] = ParquetMetadataAnalyzer().analyze_dataset_files(tmp_path / "t")
+    assert file.column_stats["k"]["null_count"] == 0
 
 
 def test_case_06_duplicate_keys_for_a_new_dataset(tmp_path: Path, each_refused: Any) -> None:

@@ -17,7 +17,7 @@ import pyarrow.parquet.encryption as encryption
 import pytest
 
 import intarsia as it
-from intarsia.errors import DamagedTable, KeyColumnError
+from intarsia.errors import DamagedTable, KeyColumnError, NotSupported
 from tests.bad_input.trial import (
     BASE,
     CHANGES,
@@ -146,6 +146,17 @@ def test_case_53_unknown_codec(root: Path, codec: int, each_refused: Any) -> Non
         mark = b"\x19\x18" + bytes([len(name)]) + name + b"\x15"
         swap(root / FIRST, mark + b"\x02", mark + bytes([codec]))
     each_refused(root, CHANGES, DamagedTable, FIRST, where=None)
+
+
+def test_case_53_integers_of_polars_that_are_too_wide_are_no_damage(
+    tmp_path: Path, each_refused: Any
+) -> None:
+    root = tmp_path / "t"
+    root.mkdir()
+    wide = pl.Series("n", [10**30], dtype=pl.Int128)
+    pl.DataFrame([pl.Series("id", [1]), pl.Series("name", ["a"]), wide]).write_parquet(root / FIRST)
+    calls = {name: CHANGES[name] for name in ("delete", "compact")}
+    each_refused(root, calls, NotSupported, FIRST, "more than 64 bits", "another type", where=None)
 
 
 def test_case_53_format_of_the_future(root: Path, each_refused: Any) -> None:

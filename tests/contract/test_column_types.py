@@ -35,6 +35,11 @@ TYPES = {
     "list": pa.array([[], None, [1, None], [3]], pa.list_(pa.int64())),
     "list of views": pa.array([[], None, ["a", None], ["b"]], pa.list_(pa.string_view())),
     "large_list": pa.array([[], None, ["a"], [None]], pa.large_list(pa.string())),
+    "list_view": pa.array([[1, 2], None, [], [3]], pa.list_view(pa.int64())),
+    "large_list_view": pa.array([["a", None], None, [], ["b"]], pa.large_list_view(pa.string_view())),
+    "struct of list views": pa.array(
+        [{"l": [1]}, None, {"l": [2, 3]}, {"l": [4]}], pa.struct([("l", pa.list_view(pa.int8()))])
+    ),
     "fixed_size_list": pa.array([[1, 2], None, [3, None], [5, 6]], pa.list_(pa.int16(), 2)),
     "struct": pa.array([{"x": 1, "s": "a"}, None, {"x": None, "s": None}, {"x": 4, "s": "d"}]),
     "map": pa.array([[], None, [("a", 1)], [("b", None)]], pa.map_(pa.string(), pa.int64())),

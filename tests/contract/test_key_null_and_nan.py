@@ -69,6 +69,14 @@ def test_two_null_keys_in_the_source_are_duplicates_when_null_matches(lake):
         lake.merge(_table([None, None], ["x", "y"]), on="id", null_keys="match")
 
 
+def test_keys_of_the_type_null_match_when_asked(lake):
+    lake.create(_table([1, None], ["a", "b"]))
+    one = _table([None], ["x"]).set_column(0, "id", pa.nulls(1))
+    assert lake.merge(one, on="id", null_keys="match").updated == 1
+    with pytest.raises(KeyColumnError, match="1 duplicate key"):
+        lake.merge(pa.concat_tables([one, one]), on="id", null_keys="match")
+
+
 def test_full_merge_lets_rows_of_a_null_key_go_unless_the_source_has_it(lake):
     lake.create(_table([1, None, 3], ["a", "b", "c"]))
     lake.merge(_table([1], ["x"]), on="id", strategy="full_merge", null_keys="match")

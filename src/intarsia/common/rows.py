@@ -13,7 +13,7 @@ from intarsia.common.exact import cast_exact
 from intarsia.common.python_values import make_array, make_scalar
 from intarsia.common.types import is_nested
 
-__all__ = ["combine", "filter_rows", "take", "take_rows", "tidy", "tidy_schema"]
+__all__ = ["combine", "filter_rows", "take", "take_rows", "tidy", "tidy_schema", "tidy_table"]
 
 _PARALLEL_BYTES = 64 << 20
 """Minimum bytes of a table whose columns are combined in parallel."""
@@ -61,17 +61,33 @@ def take_rows(table: pa.Table, rows: Any) -> pa.Table:
 
 def take(values: Any, rows: pa.Array) -> Any:
     """``take`` for every type, also those without a kernel of their own, such as views."""
-    dtype = values.type
-    plain = _tidy_type(dtype)
-    return values.take(rows) if plain == dtype else values.cast(plain).take(rows).cast(dtype)
+    plain = _tidy_type(values.type)
+    return values.take(rows) if plain == values.type else _cast(_cast(values, plain).take(rows), values.type)
 
 
 def filter_rows(batch: pa.RecordBatch, mask: Any) -> pa.RecordBatch:
     """The rows of a batch for which a mask is TRUE, of every type, as :func:`take`."""
-    plain = tidy_schema(batch.schema)
-    if plain.equals(batch.schema):
+    whole = pa.Table.from_batches([batch])
+    plain = tidy_table(whole)
+    if plain is whole:
         return batch.filter(mask)
-    return batch.cast(plain).filter(mask).cast(batch.schema)
+    arrays = [column.combine_chunks() for column in plain.columns]
+    kept = pa.RecordBatch.from_arrays(arrays, schema=plain.schema).filter(mask)
+    return pa.RecordBatch.from_arrays([*map(_cast, kept.columns, batch.schema.types)], schema=batch.schema)
+
+
+def _cast(values: Any, to: pa.DataType) -> Any:
+    """Values in their plain type, or back. PyArrow 26 makes no list views, and makes wrong lists of those."""
+    if not (_has_list_view(values.type) or _has_list_view(to)):
+        return values.cast(to)
+    cast = cast_exact(values, to, column="", operation="take")
+    return cast if isinstance(values, pa.ChunkedArray) else cast.combine_chunks()
+
+
+def _has_list_view(dtype: pa.DataType) -> bool:
+    if pa.types.is_list_view(dtype) or pa.types.is_large_list_view(dtype):
+        return True
+    return any(_has_list_view(dtype.field(number).type) for number in range(dtype.num_fields))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +169,14 @@ def _tidy_nested(data_type: pa.DataType) -> pa.DataType:
     if is_.is_list(data_type) or is_.is_list_view(data_type):
         return pa.list_(tidy_field(data_type.value_field))
     return data_type
+
+
+def tidy_table(table: pa.Table) -> pa.Table:
+    """The table in the types of its tidy schema; itself where it has them."""
+    plain = tidy_schema(table.schema)
+    if plain.equals(table.schema):
+        return table
+    return pa.Table.from_arrays([*map(_cast, table.columns, plain.types)], schema=plain)
 
 
 def tidy(batch: Any, schema: pa.Schema) -> list[pa.RecordBatch]:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from intarsia.common.python_values import make_scalar
-from intarsia.common.rows import tidy_schema
+from intarsia.common.rows import tidy_table
 from intarsia.core.expr import Cast, Expr, find_columns, find_type, resolve
 from intarsia.core.expr.casts import cast
 from intarsia.core.expr.run import ExprRows, broadcast, run
@@ -123,8 +123,7 @@ def find_hit_positions(where: Any, table: pa.Table) -> pa.Array:
     """The rows of a table, ascending, where the predicate is TRUE."""
     if not isinstance(where, pc.Expression):
         return pc.indices_nonzero(evaluate_mask(where, table)).cast(pa.int64())
-    tidy = tidy_schema(table.schema)
-    table = table if tidy.equals(table.schema) else table.cast(tidy)
+    table = tidy_table(table)
     row = _ROW
     while row in table.column_names:
         row += "_"

@@ -35,7 +35,7 @@ from intarsia.core.prune import Bounds, read_bounds
 from intarsia.core.report import MergeFileMetadata, MergeResult
 from intarsia.core.rule import when_matched
 from intarsia.core.snapshot import DataFile, Snapshot, retype
-from intarsia.core.validation import refuse_null_source_keys
+from intarsia.core.validation import refuse_null_source_keys, to_python_rows
 from intarsia.errors import InputError, KeyColumnError, NothingMatched, NotSupported, PartitionMoveError
 from intarsia.storage import open_storage
 from intarsia.tables.parquet import ParquetTable, list_data_files
@@ -219,7 +219,7 @@ def _to_python_values(values: pa.Array, dtype: pa.DataType) -> list[Any]:
     typed = values.cast(dtype.value_type if pa.types.is_dictionary(dtype) else dtype)
     try:
         return list(typed.to_pylist())
-    except ValueError:  # nanoseconds, which Python's own types would lose
+    except (ValueError, OverflowError):  # nanoseconds and far years, which Python's own types lack
         return [scalar if scalar.is_valid else None for scalar in typed]
 
 
@@ -373,9 +373,9 @@ def validate_partition_column_immutability(
     if not len(moves):
         return
     first = moves[0].as_py()
-    key = source.select(keys).slice(here[first].as_py(), 1).to_pylist()[0]
-    old = target.select(path_columns).slice(there[first].as_py(), 1).to_pylist()[0]
-    new = source.select(path_columns).slice(here[first].as_py(), 1).to_pylist()[0]
+    [key] = to_python_rows(source.select(keys).slice(here[first].as_py(), 1))
+    [old] = to_python_rows(target.select(path_columns).slice(there[first].as_py(), 1))
+    [new] = to_python_rows(source.select(path_columns).slice(here[first].as_py(), 1))
     raise PartitionMoveError(
         f"Partition columns cannot change for existing keys: {len(moves):,} row(s) would move to another"
         f" partition, such as {key} from {old} to {new}.",

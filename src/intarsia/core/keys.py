@@ -217,6 +217,8 @@ class KeyIndex:
         ordered = self.sort()
         if ordered is not None:
             return ordered.is_unique()
+        if pa.types.is_null(self.codes.type):  # no kernel counts those
+            return not self._null_match or len(self.codes) < 2
         mode = "all" if self._null_match else "only_valid"
         valid = len(self.codes) if self._null_match else len(self.codes) - self.codes.null_count
         return bool(pc.count_distinct(self.codes, mode=mode).as_py() == valid)

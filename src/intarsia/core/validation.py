@@ -12,7 +12,7 @@ from intarsia.common.names import join_names, suggest_names
 from intarsia.common.rows import take_rows
 from intarsia.core.expr import find_columns, to_sql
 from intarsia.core.intent import MergeIntent, WriteIntent
-from intarsia.core.keys import KeyIndex
+from intarsia.core.keys import KeyIndex, to_array
 from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.errors import InputError, KeyColumnError, NothingMatched, PartitionMoveError
 
@@ -92,7 +92,7 @@ def refuse_duplicate_keys(
     """Refuse keys that were found more than once in the source, shown by some of their rows."""
     raise KeyColumnError(
         f"{operation}: the source has {count:,} duplicate key{_make_plural(count)} in"
-        f" {', '.join(keys)} ({rows:,} rows), such as {_join_samples(_to_python_rows(samples))}.",
+        f" {', '.join(keys)} ({rows:,} rows), such as {_join_samples(to_python_rows(samples))}.",
         path=path,
         hint='pass strategy="deduplicate" (with dedup_order_by) to keep one row per key.',
     )
@@ -119,7 +119,7 @@ def refuse_outside(
     if not isinstance(where, pc.Expression):
         used = {column[0] for _, column in find_columns(where)}
         names = [name for name in names if name in used] or names
-    some = _join_samples(_to_python_rows(take_rows(samples.select(names), shown.slice(0, 64))))
+    some = _join_samples(to_python_rows(take_rows(samples.select(names), shown.slice(0, 64))))
     text = where if isinstance(where, pc.Expression) else to_sql(where)
     raise InputError(
         f"overwrite: for {count:,} of {rows:,} row{_make_plural(rows)} of the source the condition {text}"
@@ -140,7 +140,7 @@ def refuse_partition_moves(
         f"{_format_key(row, intent.source_keys)} is in {_format_place(file.partition, columns)},"
         f" the source says {_format_place(row, columns)}"
         for file, rows in moved[:SAMPLES]
-        for row in _to_python_rows(take_rows(samples, rows.slice(0, max(1, SAMPLES // len(moved)))))
+        for row in to_python_rows(take_rows(samples, rows.slice(0, max(1, SAMPLES // len(moved)))))
     )
     raise PartitionMoveError(
         f"{intent.rule.name}: partition columns cannot change for existing keys:"
@@ -150,12 +150,19 @@ def refuse_partition_moves(
     )
 
 
-def _to_python_rows(rows: pa.Table) -> list[dict[str, Any]]:
-    """Rows as Python values; nanoseconds as text, which Python has no type for."""
-    for number, field in enumerate(rows.schema):
-        if pa.types.is_temporal(field.type) and getattr(field.type, "unit", "") == "ns":
-            rows = rows.set_column(number, field.name, rows[field.name].cast(pa.string()))
-    return rows.to_pylist()
+def to_python_rows(rows: pa.Table) -> list[dict[str, Any]]:
+    """Rows as Python values; as text what Python has no value for: nanoseconds, far years, infinite dates."""
+    singles = [rows.slice(number, 1) for number in range(rows.num_rows)]
+    return [dict(zip(one.column_names, map(_to_python, one.columns), strict=True)) for one in singles]
+
+
+def _to_python(single: pa.ChunkedArray) -> Any:
+    if pa.types.is_temporal(single.type) and getattr(single.type, "unit", "") == "ns":
+        return single[0].cast(pa.string()).as_py()
+    try:
+        return single[0].as_py()
+    except (ValueError, OverflowError):
+        return " ".join(str(to_array(single)).split())[1:-1].strip()
 
 
 def _format_key(row: Mapping[str, Any], keys: Sequence[str]) -> str:
