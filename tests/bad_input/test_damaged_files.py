@@ -157,6 +157,9 @@ def test_case_53_integers_of_polars_that_are_too_wide_are_no_damage(
     pl.DataFrame([pl.Series("id", [1]), pl.Series("name", ["a"]), wide]).write_parquet(root / FIRST)
     calls = {name: CHANGES[name] for name in ("delete", "compact")}
     each_refused(root, calls, NotSupported, FIRST, "more than 64 bits", "another type", where=None)
+    with pytest.raises(NotSupported, match="more than 64 bits"):  # nor as a source
+        it.merge(root / FIRST, tmp_path / "new", on="id")
+    assert not (tmp_path / "new").exists()
 
 
 def test_case_53_format_of_the_future(root: Path, each_refused: Any) -> None:

@@ -19,6 +19,7 @@ import pyarrow.json as pajson
 from intarsia.common.log import is_store_error, redact
 from intarsia.common.paths import InputFile
 from intarsia.common.schema import UNREADABLE, is_nested
+from intarsia.common.types import find_lacking_type
 from intarsia.errors import DamagedTable, IntarsiaError, StorageError
 
 __all__ = [
@@ -44,7 +45,7 @@ _BAD_ROW = re.compile(r"CSV parse error: (?:Row #(\d+): )?(.*)", re.DOTALL)
 
 @contextmanager
 def translate_file_errors(file: InputFile, kind: str) -> Iterator[None]:
-    """Convert errors of reading a file to StorageError or DamagedTable with the file's path."""
+    """Convert errors of reading a file to StorageError, NotSupported or DamagedTable with the file's path."""
     try:
         yield
     except IntarsiaError:
@@ -54,6 +55,8 @@ def translate_file_errors(file: InputFile, kind: str) -> Iterator[None]:
             f"Could not read {file.shown}: {error.strerror or error}", errno=error.errno, path=file.shown
         ) from error
     except (pa.ArrowException, ValueError) as error:
+        if (lacking := find_lacking_type(file.shown, error)) is not None:
+            raise lacking from error
         raise DamagedTable(
             f"{file.shown} cannot be read as {kind} file: {error}",
             path=file.shown,

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from intarsia.common.python_values import make_array, make_scalar
+from intarsia.errors import NotSupported
 
 __all__ = [
     "NUMBERS",
@@ -19,6 +20,7 @@ __all__ = [
     "classify_type",
     "find_common_field",
     "find_common_type",
+    "find_lacking_type",
     "get_bit_width",
     "holds_uuids",
     "is_encoded",
@@ -387,3 +389,18 @@ def parse_uuids(texts: Any) -> Any:
 def _count_up(count: int) -> pa.Array:
     """The integers from 0 to ``count`` - 1."""
     return pc.subtract(pc.cumulative_sum(pa.repeat(make_scalar(1), count)), 1)
+
+
+_NO_WIDE_INTEGERS = "Integers with more than 64 bits not implemented"
+"""What PyArrow says of Polars' Int128 (parquet/schema.cc)."""
+
+
+def find_lacking_type(location: str, error: BaseException) -> NotSupported | None:
+    """The error for a Parquet file that is whole, and has a type that PyArrow lacks; None for any other."""
+    if _NO_WIDE_INTEGERS not in str(error):
+        return None
+    return NotSupported(
+        f"{location} has a type that PyArrow cannot read: {error}",
+        path=location,
+        hint="write the column again in another type, such as decimal, with the tool that wrote it",
+    )

@@ -19,6 +19,7 @@ from intarsia.common import thrift
 from intarsia.common.int96 import read_arrow_schema
 from intarsia.common.partitions import PARTITION_SCHEMA_KEY
 from intarsia.common.requests import count_reads
+from intarsia.common.types import find_lacking_type
 from intarsia.errors import DamagedTable, NotSupported, SchemaMismatch, StorageError
 from intarsia.storage.port import RandomAccess, Storage, as_storage_error
 from intarsia.tables.parquet.entries import Located
@@ -298,19 +299,11 @@ def _encode_varint(number: int) -> bytes:
     return out + bytes([number])
 
 
-_NO_WIDE_INTEGERS = "Integers with more than 64 bits not implemented"
-"""What PyArrow says of Polars' Int128 (parquet/schema.cc)."""
-
-
 def make_damaged_error(location: str, error: BaseException) -> DamagedTable | NotSupported:
     """The error for a file that is not readable as Parquet, or that PyArrow has no type for."""
+    if (lacking := find_lacking_type(location, error)) is not None:
+        return lacking
     text = str(error)
-    if _NO_WIDE_INTEGERS in text:  # the file is whole
-        return NotSupported(
-            f"{location} has a type that PyArrow cannot read: {text}",
-            path=location,
-            hint="write the column again in another type, such as decimal, with the tool that wrote it",
-        )
     encrypted = "crypt" in text.lower()
     what = "is encrypted, which is not supported" if encrypted else "cannot be read as Parquet"
     return DamagedTable(
