@@ -271,7 +271,7 @@ def test_all_rows_are_read_where_those_of_before_have_other_types(tmp_path: Path
     it.write(changed, tmp_path / "u", mode="overwrite", retain=9)
     counts, notes = lake.run(asked)
     assert counts == {1: 2, 2: 1}
-    assert "are not kept (retain of the target), or in other types" in notes
+    assert "is not kept (retain of the target), or in other types" in notes
 
 
 @pytest.mark.parametrize(
