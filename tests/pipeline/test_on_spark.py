@@ -58,7 +58,8 @@ def test_pyspark_does_not_write_errors_of_queries_where_a_run_opens_the_session(
         opening = make_opener(shop, "local[1]", None, ignore_progress, stack)
         assert opening is not None
         assert opening() == "a session"
-    assert not written.isEnabledFor(logging.ERROR)
+        assert not written.isEnabledFor(logging.ERROR)
+    assert written.isEnabledFor(logging.ERROR)  # of whoever uses Spark afterwards
 
 
 def _made(root: Path, engine: Any, source: pipeline.Source, *steps: pipeline.Step) -> pipeline.Pipeline:

@@ -421,7 +421,7 @@ def make_opener(
         progress("opening the Spark session", 0, 0)
         app = settings.app_name or pipeline.name
         opened = stack.enter_context(session_on(master or settings.master, app=app, config=settings.config))
-        silence_query_errors()  # the report tells them
+        stack.enter_context(silence_query_errors())  # the report tells them
         return opened
 
     return open_session

@@ -58,15 +58,23 @@ _QUERY_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 _started: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def silence_query_errors() -> None:
-    """Keep pyspark from writing each error of a query to standard error as well, as JSON with its stack.
+@contextmanager
+def silence_query_errors() -> Iterator[None]:
+    """Meanwhile keep pyspark from writing each error of a query to standard error, as JSON with its stack.
 
-    It does so before it raises the error, also where whoever catches it tries something else. Idempotent.
+    It does so before it raises the error, also where whoever catches it tries something else.
     """
     from pyspark.logger import PySparkLogger
 
-    for name in _QUERY_LOGGERS:
-        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
+    loggers = [PySparkLogger.getLogger(name) for name in _QUERY_LOGGERS]
+    before = [one.level for one in loggers]
+    for one in loggers:
+        one.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for one, level in zip(loggers, before, strict=True):
+            one.setLevel(level)
 
 
 def local_session(
