@@ -122,7 +122,8 @@ def test_the_pages_of_a_table_show_its_files_commits_and_plans(site: Site) -> No
     overview = site.get(f"/table?{query}")
     assert overview.count("<figure") == 0
     assert "region=eu" in overview
-    assert "rows after each commit" in overview
+    for title in ("rows after each commit", "size after each commit", "bytes written by each commit"):
+        assert title in overview
     files = Tags(site.get(f"/table/files?{query}")).text
     assert "6 files" in files
     assert "region=us" in files

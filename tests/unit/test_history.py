@@ -36,6 +36,7 @@ def test_a_history_says_who_when_what_and_how_much(tmp_path: Path) -> None:
     assert (merged.files_added, merged.files_replaced, merged.files_removed) == (1, 1, 0)
     assert merged.bytes_written is not None
     assert merged.bytes_written > 500
+    assert found[0].bytes_after == sum(one.stat().st_size for one in path.glob("*.parquet"))
     assert (merged.app_id, merged.batch_id, merged.properties) == ("loader", 7, {"job": "nightly"})
     assert merged.user == process.describe_user()
     assert merged.engine == "arrow"

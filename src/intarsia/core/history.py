@@ -43,6 +43,7 @@ class CommitInfo:
     bytes_written: int | None = None
     rows_after: int | None = None
     files_after: int | None = None
+    bytes_after: int | None = None
 
     @staticmethod
     def now(version: str, counts: RowCounts | None = None, **facts: Any) -> CommitInfo:
@@ -70,7 +71,7 @@ class CommitInfo:
 _DIGITS = 19
 _COUNTS = ("inserted", "updated", "deleted")
 _TEXTS = ("time", "user", "program", "engine", "intarsia")
-_NUMBERS = (*_COUNTS, "bytes_written", "rows_after", "files_after")
+_NUMBERS = (*_COUNTS, "bytes_written", "rows_after", "files_after", "bytes_after")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,8 @@ class Commit:
     files_removed: int | None = None
     bytes_written: int | None = None
     rows_after: int | None = None
+    bytes_after: int | None = None
+    """The size of all data files after it."""
     app_id: str | None = None
     batch_id: int | None = None
     txid: str | None = None

@@ -1,27 +1,41 @@
-"""Charts of a table's commits over time, as SVG: rows after each commit, bytes that each has written."""
+"""Charts of a table's commits over time, as SVG: its rows and its size after each, what each has written."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC
 from html import escape
 
 from intarsia.core.history import Commit
 from intarsia.show import units
 
-__all__ = ["draw_rows", "draw_spark", "draw_written"]
+__all__ = ["draw_history", "draw_spark"]
 
 MOST_POINTS = 240
 """Maximum commits in a chart; of more, some in between are left out, never the newest."""
 _WIDTH, _HEIGHT = 600.0, 120.0
 
 
-def draw_rows(commits: Sequence[Commit]) -> str:
-    """The rows of the table after each commit, oldest at the left; empty for fewer than two that say so."""
-    known = _select([commit for commit in commits[::-1] if commit.rows_after is not None])
+def draw_history(commits: Sequence[Commit]) -> str:
+    """A chart for each thing that at least two of the commits say; may be empty."""
+    return (
+        _draw_after(commits, "rows", units.format_number, lambda commit: commit.rows_after)
+        + _draw_after(commits, "size", units.format_size, lambda commit: commit.bytes_after)
+        + _draw_written(commits)
+    )
+
+
+def _draw_after(
+    commits: Sequence[Commit],
+    what: str,
+    show: Callable[[int], str],
+    measure: Callable[[Commit], int | None],
+) -> str:
+    """What the table had of it after each commit, oldest at the left."""
+    known = _select([commit for commit in commits[::-1] if measure(commit) is not None])
     if len(known) < 2:
         return ""
-    values = [commit.rows_after or 0 for commit in known]
+    values = [measure(commit) or 0 for commit in known]
     line = _draw_line(values, max(values))
     step = _WIDTH / len(known)
     tips = "".join(
@@ -29,11 +43,11 @@ def draw_rows(commits: Sequence[Commit]) -> str:
         f"<title>{_escape(_describe(commit))}</title></rect>"
         for number, commit in enumerate(known)
     )
-    return _frame("rows after each commit", f"up to {units.format_number(max(values))}", line + tips, known)
+    return _frame(f"{what} after each commit", f"up to {show(max(values))}", line + tips, known)
 
 
-def draw_written(commits: Sequence[Commit]) -> str:
-    """The bytes that each commit has written, as bars; empty for fewer than two that say so."""
+def _draw_written(commits: Sequence[Commit]) -> str:
+    """The bytes that each commit has written, as bars."""
     known = _select([commit for commit in commits[::-1] if commit.bytes_written is not None])
     most = max((commit.bytes_written or 0 for commit in known), default=0)
     if len(known) < 2 or not most:
@@ -94,6 +108,8 @@ def _describe(commit: Commit) -> str:
     lines = [f"version {commit.version}: {commit.operation}{when}"]
     if commit.rows_after is not None:
         lines.append(f"{units.format_count(commit.rows_after, 'row')} after it")
+    if commit.bytes_after is not None:
+        lines.append(f"{units.format_size(commit.bytes_after)} after it")
     if commit.bytes_written is not None:
         lines.append(f"{units.format_size(commit.bytes_written)} written")
     return "\n".join(lines)

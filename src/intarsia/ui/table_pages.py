@@ -25,7 +25,7 @@ from intarsia.pipeline.reports.page import escape_text, render_card, render_tabl
 from intarsia.show import svg, tiles, units
 from intarsia.show.page import Line, PageTable, make_page
 from intarsia.show.tiles import Drawable
-from intarsia.ui.chart import draw_rows, draw_spark, draw_written
+from intarsia.ui.chart import draw_history, draw_spark
 from intarsia.ui.frame import (
     Link,
     format_age,
@@ -160,7 +160,7 @@ def _read_page(asked: Mapping[str, str], key: str = "page") -> int:
 def _render_overview(ref: TableRef, state: TableState) -> str:
     snapshot = state.snapshot
     page = make_page(snapshot if len(snapshot.files) > MOST_INSPECTED else inspect_snapshot(snapshot))
-    charts = draw_rows(state.history.commits) + draw_written(state.history.commits)
+    charts = draw_history(state.history.commits)
     over_time = f'<section><h2>Over time</h2><div class="charts">{charts}</div></section>' if charts else ""
     columns = [table for table in page.tables if table.title == "columns"]
     return (
@@ -316,7 +316,7 @@ def _render_history(ref: TableRef, history: History, asked: Mapping[str, str]) -
     pages = -(-len(history.commits) // COMMITS_PER_PAGE)
     page = min(_read_page(asked), pages)
     part = history.commits[(page - 1) * COMMITS_PER_PAGE : page * COMMITS_PER_PAGE]
-    charts = draw_rows(history.commits) + draw_written(history.commits)
+    charts = draw_history(history.commits)
     told = make_page(history)
     lines = make_page(replace(history, commits=part)).tables
     shown = f'<section><div class="charts">{charts}</div></section>' if charts and page == 1 else ""

@@ -114,6 +114,7 @@ def _make_commit(snapshot: Snapshot, metadata: TableMetadata, *, rolled_back: bo
         files_removed=_sum_numbers(said, "deleted-data-files", "removed-delete-files"),
         bytes_written=parse_count(said.get("added-files-size", "0")),
         rows_after=None if deletes else parse_count(said.get("total-records")),
+        bytes_after=parse_count(said.get("total-files-size")),
         app_id=said.get("app_id"),
         batch_id=parse_count(said.get("batch_id")),
         txid=own["txid"],

@@ -169,6 +169,7 @@ def _make_commit(note: Note, *, restorable: bool) -> Commit:
         files_removed=removed,
         bytes_written=info.bytes_written,
         rows_after=info.rows_after,
+        bytes_after=info.bytes_after,
         app_id=said.get("app_id"),
         batch_id=parse_count(said.get("batch_id")),
         txid=str(note["txid"]) if "txid" in note else None,

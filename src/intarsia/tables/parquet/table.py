@@ -502,13 +502,16 @@ class ParquetTransaction:
         counts, before = change.counts, self.snapshot
         rows = None if counts is None else before.rows + counts.inserted - counts.deleted
         files = len(before.files) + len(change.added) - len(change.removed)
+        gone = (*(item.old for item in change.replaced), *change.removed)
+        written = sum(file.size for file in change.written)
         return CommitInfo.now(
             intarsia.__version__,
             counts,
             engine=change.engine,
-            bytes_written=sum(file.size for file in change.written),
+            bytes_written=written,
             rows_after=rows,
             files_after=files,
+            bytes_after=before.size + written - sum(file.size for file in gone),
         )
 
     def _check_unchanged(self, change: Change) -> None:
