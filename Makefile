@@ -4,6 +4,7 @@ PYTHONS := python3.13 python3.12 python3.11 python3
 VENV    := .venv
 BIN     := $(VENV)/bin
 DEV     := $(VENV)/.dev-installed
+DEMO    := $(VENV)/.demo-installed
 BENCH   := $(VENV)/.bench-installed
 OLDEST  := $(VENV)/duckdb-oldest
 ENGINES := $(VENV)/engines
@@ -19,6 +20,7 @@ DOORS   ?= $(patsubst requirements/door-%.txt,%,$(wildcard requirements/door-*.t
 PYTEST  := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 SUITE   := $(PYTEST) --ignore tests/cross --ignore tests/kafka
 CROSS   := INTARSIA_CROSS=$${INTARSIA_CROSS:-short} $(BIN)/python -m pytest -q --timeout 600 tests/cross
+DEMO_EXTRAS := cli iceberg spark sql
 README_EXTRAS := cli,duckdb,iceberg,sql
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
            --custom-compile-command "make lock"
@@ -40,7 +42,8 @@ help: ## Show this list
 
 setup: $(DEV) ## Make .venv with the pinned requirements (done once, and again when the pins change)
 
-$(DEV): requirements/dev.txt pyproject.toml
+# The demo needs a third of what the tests need; where nothing is there yet it gets only that.
+$(DEV) $(DEMO): $(VENV)/.%-installed: requirements/%.txt pyproject.toml
 	@set -e; \
 	if ! $(BIN)/python -c '$(RECENT)' 2>/dev/null; then \
 	  found=; \
@@ -59,7 +62,7 @@ $(DEV): requirements/dev.txt pyproject.toml
 	    echo "Python's venv module is not complete here: install it (python3-venv on Debian), or uv." >&2; exit 1; \
 	  fi; \
 	fi
-	@$(call sync,requirements/dev.txt)
+	@$(call sync,$<)
 	@$(call install,--no-deps --no-build-isolation --editable .)
 	@touch $@
 
@@ -268,7 +271,7 @@ bench-iceberg: $(BENCH) ## Measure on an Iceberg table whose spec has evolved, a
 bench-tpch: $(BENCH) ## Measure TPC-H's refresh functions and LHBench's merges against all peers (ARGS="--scale 1 --peers polars")
 	@$(BIN)/python -m bench.tpch $(ARGS)
 
-demo: $(DEV) ## Run a shop's pipeline on local Spark: files and a stream, queries, a function; ends with a report
+demo: $(if $(wildcard $(DEV)),$(DEV),$(DEMO)) ## Run a shop's pipeline on local Spark: files and a stream, queries, a function; ends with a report
 	@$(BIN)/python examples/pipeline_demo.py $(ARGS)
 
 tour: $(DEV) ## Every operation in process, on a generated dataset, with plans and pictures (seconds)
@@ -302,6 +305,7 @@ docs-serve: $(DOCS)/.installed ## Show the documentation on loopback; edits appe
 
 lock: ## Pin the requirements again (needs uv; make lock ARGS=--upgrade takes newer versions)
 	@$(COMPILE) $(ARGS) pyproject.toml requirements/dev.in --output-file requirements/dev.txt
+	@$(COMPILE) $(ARGS) pyproject.toml $(addprefix --extra ,$(DEMO_EXTRAS)) requirements/demo.in --output-file requirements/demo.txt
 	@$(COMPILE) $(ARGS) requirements/bench.in --output-file requirements/bench.txt
 	@$(COMPILE) $(ARGS) requirements/duckdb-oldest.in --output-file requirements/duckdb-oldest.txt
 	@$(COMPILE) $(ARGS) --no-deps requirements/engines-oldest.in --output-file requirements/engines-oldest.txt
