@@ -31,6 +31,8 @@ class Measured:
     """What each had when it was most."""
     right: bool = False
     error: str = ""
+    passes: tuple[tuple[float, float], ...] = ()
+    """Wall and CPU seconds of each, the first of a session before those that find it warm."""
     notes: dict[str, Any] = field(default_factory=dict)
     """What else the child told with its verdict."""
 
@@ -94,7 +96,8 @@ def _followed(job: dict[str, Any], child: subprocess.Popen[str], peak: Peak, err
         lines = [line for line in errors.read_text().splitlines() if line.strip()]
         reasons = [line for line in lines if "Exception" in line or "Error" in line] or lines or ["no word"]
         return Measured(job["contender"], error=reasons[-1][:200])
-    return Measured(job["contender"], min(walls), min(cpus), most, processes, right, notes=notes)
+    least, passes = (min(walls), min(cpus)), tuple(zip(walls, cpus, strict=True))
+    return Measured(job["contender"], *least, most, processes, right, passes=passes, notes=notes)
 
 
 def _tell(child: subprocess.Popen[str], words: str) -> None:

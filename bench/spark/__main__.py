@@ -39,6 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 ours = one if contender == "intarsia" else ours
                 failed = failed or not one.right
                 print(line(one, ours), flush=True)
+                if options.each and one.passes:
+                    each = ", ".join(f"{wall:.2f} s {cpu:.2f} CPU s" for wall, cpu in one.passes)
+                    print(f"    {'':12}{each}", flush=True)
                 if options.processes and one.processes:
                     print(f"    {'':12}{', '.join(map(str, one.processes))} MB", flush=True)
     finally:
@@ -98,6 +101,9 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--processes", action="store_true", help="tell the peak by process: anonymous + mapped memory"
+    )
+    parser.add_argument(
+        "--each", action="store_true", help="tell every pass (--warm 0: from the first merge of a session on)"
     )
     parser.add_argument("--dir", help="where to make the data (default: the system's temporary directory)")
     parser.add_argument("--keep", action="store_true", help="leave the data there for the next run")
