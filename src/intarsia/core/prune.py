@@ -369,6 +369,10 @@ def _drop_repeats(ordered: pa.Array) -> pa.Array:
     return pa.concat_arrays([ordered.slice(0, 1), rest.filter(first)])
 
 
+_MANY_FILES = 10_000
+"""From so many on, memory that comparing their bounds took is given back."""
+
+
 def find_candidates(
     files: Sequence[DataFile],
     schema: pa.Schema,
@@ -395,6 +399,9 @@ def find_candidates(
     found: dict[int, list[int]] = {}  # most files hold no key
     for number, group in zip(numbers, groups, strict=True):
         found.setdefault(number, []).append(group)
+    if len(files) >= _MANY_FILES:
+        del verdict, filled, chosen
+        pa.default_memory_pool().release_unused()
     return {number: tuple(mine) for number, mine in found.items()}
 
 
