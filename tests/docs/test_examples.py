@@ -66,8 +66,11 @@ def test_a_command_that_prints_something_else_than_the_page_claims_is_found(
         doc_pages.run_page(page.format("name  1"), "page")
 
 
-def test_the_readme_opens_with_a_sentence_and_the_two_commands() -> None:
+def test_the_readme_opens_with_one_screen_that_has_the_two_commands() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
+    screen = text.partition("\n## ")[0]
+    assert len(screen.splitlines()) <= 40
+    assert screen.count("](docs/layout.svg)") == 1
     opening = "\n".join(text.splitlines()[:20])
     assert "make demo" in opening
     assert "make test" in opening
