@@ -129,6 +129,49 @@ def test_not_null_stays_in_every_file(tmp_path, make_dataset, operation, schema,
         assert _required(pq.ParquetFile(file).schema.to_arrow_schema()) == _required(schema), file.name
 
 
+POINT = pa.struct([pa.field("a", pa.int64(), nullable=False), pa.field("b", pa.string())])
+OPTIONAL = pa.table(
+    {
+        "id": range(4),
+        "s": [f"s{n}" for n in range(4)],
+        "x": [None, 1.0, 2.0, None],
+        "p": pa.array([None, {"a": 1, "b": "x"}, {"a": 2, "b": None}, None], POINT),
+        "l": pa.array([[None, {"a": 1}], [], None, [None]], pa.list_(POINT)),
+        "m": pa.array([[("k", None)], None, [("k", {"a": 1})], []], pa.map_(pa.string(), POINT)),
+        "o": pa.array([None, {"p": None}, {"p": {"a": 1}}, None], pa.struct([("p", POINT)])),
+    }
+)
+"""Structs that are NULL where they are not, whose fields are NOT NULL."""
+ON_STRUCTS = {
+    **CHANGES,
+    "delete by a struct": lambda root, rows, **k: it.delete(root, "p is null and l is not null", **k),
+    "merge on a condition": lambda root, rows, **k: it.merge(
+        rows, root, on="target.id = source.id and (target.p is null or target.p.a = source.p.a)", **k
+    ),
+}
+
+
+@pytest.mark.parametrize("operation", ON_STRUCTS)
+def test_null_structs_with_fields_that_are_not_null_change_as_on_arrow(
+    tmp_path, make_dataset, rows, operation
+):
+    found = {}
+    for engine in ("arrow", "duckdb"):
+        root = make_dataset(tmp_path / engine, OPTIONAL, files=2)
+        ON_STRUCTS[operation](root, OPTIONAL.slice(1, 2), engine=engine)
+        for file in root.rglob("*.parquet"):
+            assert _required(pq.read_schema(file)) == _required(OPTIONAL.schema), file.name
+        found[engine] = rows(root), _fields(root)
+    assert found["duckdb"] == found["arrow"]
+
+
+def test_null_structs_with_fields_that_are_not_null_are_read(tmp_path, make_dataset):
+    from intarsia.datasets.duckdb import DuckDBDatasetIO
+
+    root = make_dataset(tmp_path / "t", OPTIONAL)
+    assert DuckDBDatasetIO().read_parquet(str(root)).equals(OPTIONAL)
+
+
 @pytest.mark.parametrize("operation", sorted(set(CHANGES) - {"deduplicate"}))
 def test_files_of_duckdb_change_as_on_arrow(tmp_path, rows, operation):
     for name in ("here", "there"):

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyiceberg.table.locations import load_location_provider
-from pyiceberg.types import ListType, LongType, MapType, NestedField, StringType, StructType
+from pyiceberg.types import BooleanType, ListType, LongType, MapType, NestedField, StringType, StructType
 from tests.iceberg.scan_tools import metadata_of, schema_of
 
 from intarsia.errors import InputError, NotSupported
@@ -117,7 +117,9 @@ def test_the_layout_of_delete_files_follows_that_of_data_files_unless_it_is_said
 
 def test_files_are_written_as_the_layout_says() -> None:
     schema = schema_of(
-        (1, "t", StringType()), (2, "p", StructType(NestedField(3, "l", ListType(4, LongType(), False))))
+        (1, "t", StringType()),
+        (2, "p", StructType(NestedField(3, "l", ListType(4, LongType(), False)))),
+        (5, "yes", BooleanType()),
     )
     said = {
         "write.parquet.compression-codec": "zstd",
@@ -125,20 +127,21 @@ def test_files_are_written_as_the_layout_says() -> None:
         "write.parquet.bloom-filter-enabled.column.t": "true",
         "write.parquet.bloom-filter-enabled.column.p.l.element": "true",
         "write.parquet.bloom-filter-enabled.column.p": "false",
+        "write.parquet.bloom-filter-enabled.column.yes": "true",  # PyArrow writes none of booleans
     }
     layout = properties_of(said, schema).layout
     arrow = to_arrow_schema(schema)
-    assert set(layout.bloom_filters) == {"t", "p.l.list.element"}
+    assert set(layout.bloom_filters) == {"t", "p.l.list.element", "yes"}
     sink = pa.BufferOutputStream()
     pq.write_table(
-        pa.table({"t": ["x"], "p": [{"l": [1]}]}, arrow),
+        pa.table({"t": ["x"], "p": [{"l": [1]}], "yes": [True]}, arrow),
         sink,
         **layout.make_writer_options(arrow, dictionary_columns=[]),
     )
     footer = pq.read_metadata(pa.BufferReader(sink.getvalue()))
-    chunks = [footer.row_group(0).column(n) for n in range(2)]
+    chunks = [footer.row_group(0).column(n) for n in range(3)]
     assert {chunk.compression for chunk in chunks} == {"ZSTD"}
-    assert all(chunk.bloom_filter_offset is not None for chunk in chunks)
+    assert [chunk.bloom_filter_offset is not None for chunk in chunks] == [True, True, False]
     assert all(chunk.has_offset_index for chunk in chunks)
 
 

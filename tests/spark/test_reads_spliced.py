@@ -1,4 +1,4 @@
-"""Spark's own reader, which uses page indexes and Bloom filters, on files whose chunks were taken over."""
+"""Spark's own reader, which uses page indexes and Bloom filters, on files that were rewritten."""
 
 from __future__ import annotations
 
@@ -48,3 +48,36 @@ def test_spark_finds_each_row_by_filters_on_copied_and_on_new_columns(
     changed = frame.where("x >= 100000").select("id").toArrow()["id"].to_pylist()
     assert sorted(changed) == list(range(5, N, 1000))
     assert frame.where("id = 1004 and x < 100000").count() == 1
+
+
+@pytest.mark.parametrize("chunk_bytes", [0, chunk_copy.CHUNK_BYTES], ids=["copied", "encoded"])
+@pytest.mark.parametrize("engine", ["arrow", "duckdb", "spark"])
+def test_files_with_bloom_filters_of_every_column_are_rewritten(
+    spark, tmp_path, monkeypatch, engine, chunk_bytes
+):
+    monkeypatch.setattr(chunk_copy, "CHUNK_BYTES", chunk_bytes)
+    path = tmp_path / "t"
+    inner = ("named_struct('yes', id % 3 = 0, 'n', id) as s", "array(id > 5) as l")
+    frame = spark.range(0, 1000, 1, 2).selectExpr("id", "id % 2 = 0 as flag", *inner)
+    frame.write.option("parquet.bloom.filter.enabled", "true").parquet(str(path))
+    leaves = {"id", "flag", "s.yes", "s.n", "l.list.element"}
+    assert _list_filtered(path) == leaves
+    on = spark if engine == "spark" else engine
+    it.update(path, {"flag": "not flag"}, "id % 100 = 7", engine=on)
+    it.delete(path, "id % 100 = 8", engine=on)
+    it.optimize(path, by="id", engine=on)
+    assert _list_filtered(path) == {"id", "s.n"}
+    found = spark.read.parquet(str(path))
+    assert found.count() == 990
+    assert found.where("flag and id % 2 = 1").count() == 10
+    assert [row.id for row in found.where("s.n = 901").collect()] == [901]
+
+
+def _list_filtered(path):
+    """The leaves that have a Bloom filter in all files."""
+    found = []
+    for file in path.glob("*.parquet"):
+        group = pq.read_metadata(file).row_group(0)
+        chunks = (group.column(number) for number in range(group.num_columns))
+        found.append({chunk.path_in_schema for chunk in chunks if chunk.bloom_filter_offset is not None})
+    return set.intersection(*found)

@@ -86,6 +86,15 @@ def test_codec_row_groups_dictionaries_index_filters_order_and_metadata_survive(
     assert pq.read_table(tmp_path / "new").equals(TABLE)
 
 
+def test_bloom_filters_of_booleans_which_pyarrow_cannot_write_are_left_out(tmp_path: Path) -> None:
+    schema = pa.schema({"flag": pa.bool_(), "s": pa.struct([("yes", pa.bool_()), ("n", pa.int64())])})
+    table = pa.table({"flag": [True, None], "s": [{"yes": True, "n": 1}, None]}, schema=schema)
+    layout = Layout(bloom_filters={"flag": 2, "s.yes": 2, "s.n": 2})
+    footer = written_again(tmp_path / "new", table, layout)
+    assert set(read_layout(footer).bloom_filters) == {"s.n"}
+    assert pq.read_table(tmp_path / "new").equals(table)
+
+
 @pytest.mark.parametrize("codec", ["none", "snappy", "gzip", "zstd", "lz4", "brotli"])
 def test_every_codec_survives(tmp_path: Path, codec: str) -> None:
     old = read_layout(footer_of(tmp_path / "old", TABLE, compression=codec))

@@ -18,7 +18,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from intarsia.common.int96 import correct_metadata, find_int96_columns, read_arrow_schema
+from intarsia.common.int96 import (
+    correct_metadata,
+    find_int96_columns,
+    list_leaf_types,
+    read_arrow_schema,
+)
 from intarsia.common.thrift import I32, Struct, get, read_until
 
 __all__ = [
@@ -153,7 +158,6 @@ class Layout:
         leaves = list_leaf_columns(schema, element="item" if self.item_lists else "element")
         dictionary = [name for name in dictionary_columns if name in leaves]
         split = sorted(self.byte_stream_split.intersection(leaves) - set(dictionary))
-        filters = {name: count for name, count in self.bloom_filters.items() if name in leaves}
         return {
             "version": "2.6",  # has the logical types of every version
             "compression": self._choose_codecs(leaves),
@@ -162,15 +166,22 @@ class Layout:
             "write_page_index": self.page_index,
             "write_page_checksum": True,
             "sorting_columns": self.make_sorting_columns(leaves),
-            "bloom_filter_options": {
-                name: {"ndv": count, "fpp": _BLOOM_FPP} for name, count in filters.items()
-            }
-            or None,
+            "bloom_filter_options": self._choose_bloom_filters(schema, leaves) or None,
             "use_deprecated_int96_timestamps": self.int96_timestamps,
             "store_decimal_as_integer": self.integer_decimals,
             "write_time_adjusted_to_utc": self.utc_times,
             "use_compliant_nested_type": not self.item_lists,
             **self._list_limits(),
+        }
+
+    def _choose_bloom_filters(self, schema: pa.Schema, leaves: Sequence[str]) -> dict[str, dict[str, float]]:
+        """The options of the filters; booleans get none: parquet-mr writes one, PyArrow refuses to."""
+        if not self.bloom_filters:
+            return {}
+        return {
+            name: {"ndv": self.bloom_filters[name], "fpp": _BLOOM_FPP}
+            for name, dtype in zip(leaves, list_leaf_types(schema), strict=True)
+            if name in self.bloom_filters and not pa.types.is_boolean(dtype)
         }
 
     def _list_limits(self) -> dict[str, int]:

@@ -11,6 +11,7 @@ from functools import lru_cache
 import duckdb
 import pyarrow as pa
 
+from intarsia.common.exact import cast_exact
 from intarsia.common.types import rewrite_type
 
 __all__ = [
@@ -178,7 +179,23 @@ def restore_types(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """The table with the Arrow types of ``schema``; DuckDB has one type for several of Arrow's."""
     fields = [schema.field(each) for each in table.column_names]
     columns = [
-        column if column.type == field.type else column.cast(field.type)
+        column if column.type == field.type else _restore_type(column, field)
         for column, field in zip(table.columns, fields, strict=True)
     ]
     return pa.Table.from_arrays(columns, schema=pa.schema([f.with_nullable(True) for f in fields]))
+
+
+def _restore_type(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
+    """The column in a type of Arrow; its own cast takes no NULL struct to one with NOT NULL fields."""
+    if _has_required_field(field.type):
+        return cast_exact(column, field.type, column=field.name)
+    return column.cast(field.type)
+
+
+def _has_required_field(kind: pa.DataType) -> bool:
+    """Whether there is a struct with NOT NULL fields in a type."""
+    if not pa.types.is_nested(kind):
+        return False
+    inner = [kind.field(number) for number in range(kind.num_fields)]
+    required = pa.types.is_struct(kind) and not all(field.nullable for field in inner)
+    return required or any(_has_required_field(field.type) for field in inner)
