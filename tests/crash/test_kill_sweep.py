@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 from crash_engines import NO_SPARK
-from crash_operations import CONTROLS, OPERATIONS
+from crash_operations import CONTROLS, ERRORS, OPERATIONS
 from tests import sampling
 from tests.fault_points import record_point
 
@@ -40,7 +40,6 @@ ALL, EVERY_ONE = 0, -1
 FEW = [("kill", 7, 0), ("torn", 2, 0), ("EIO", 4, 0), ("kill", 4, 3)]
 QUICK = [("kill", 14, 0), ("torn", 3, 0), ("EIO", 7, 0), ("ENOSPC", 3, 0), ("EACCES", 3, 0), ("kill", 4, 3)]
 SAMPLE = [("kill", 24, 0), ("torn", 6, 0), ("EIO", 12, 0), ("ENOSPC", 6, 0), ("EACCES", 6, 0), ("kill", 8, 3)]
-ERRORS = ("EIO", "ENOSPC", "EACCES", "EDQUOT", "EMFILE", "EINTR")
 AGAIN = EVERY_ONE if ASKED == "every" else 4
 WHOLE = [("kill", ALL, 0), ("torn", ALL, 0), *((error, ALL, 0) for error in ERRORS), ("kill", ALL, AGAIN)]
 FAULTS = WHOLE if FULL else SAMPLE if ASKED == "sample" else FEW if ASKED == "few" else QUICK
@@ -101,9 +100,11 @@ def count_points(results: list[dict[str, Any]], script: str) -> None:
     kind = "" if what == "sweep" else f"{what}, "
     for result in results:
         operation, _, engine = result["operation"].partition(" on ")
-        fault = "kill twice" if result["double"] else result["fault"]
-        count = result["double"] or result["points"]
-        record_point("local", engine.lower() or "arrow", f"{kind}{operation}", fault, count=count)
+        twice = {"kill twice": result["double"], "kill, then error": result.get("failed", 0)}
+        counts = twice if result["double"] else {result["fault"]: result["points"]}
+        for fault, count in counts.items():
+            if count:
+                record_point("local", engine.lower() or "arrow", f"{kind}{operation}", fault, count=count)
 
 
 @pytest.mark.parametrize("operation", NAMES)
