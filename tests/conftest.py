@@ -88,9 +88,13 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A worker tells how many cases it was not given (all workers leave the same), and its fault points."""
+    """A worker tells how many cases it was not given: all workers leave the same."""
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["left"] = session.config.stash.get(LEFT, 0)
+
+
+def pytest_runtest_logfinish() -> None:
+    """A run of hours that is broken off has told its fault points."""
     fault_points.save_points()
 
 

@@ -37,6 +37,7 @@ MOST = {
     # What must be found: each has a rule of a protocol left out.
     "tests/crash/test_kill_sweep.py::test_the_sweep_catches": {"few": 2, "more": 5},
     "tests/crash/test_power_loss.py::test_the_model_catches": {"few": 2, "more": 8},
+    "tests/crash/test_power_loss.py::test_without": {"few": 10, "more": 10},
     "tests/stores/test_commit_model.py::test_without": {"few": 1, "more": 9},
     "tests/bad_input/": {"few": 2, "more": 4},
     "tests/crash/": {"few": 2, "more": 3},

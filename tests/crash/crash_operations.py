@@ -21,6 +21,8 @@ from intarsia.tables.parquet import ParquetTable, ParquetTransaction, footer_cac
 from intarsia.tables.parquet.journal import Journal
 from intarsia.tables.parquet.record import Record
 
+ERRORS = ("EIO", "ENOSPC", "EACCES", "EDQUOT", "EMFILE", "EINTR")
+"""What calls fail with."""
 Row = tuple[int, int, int]
 State = dict[tuple[int, int], int]
 """(p, k) to v."""

@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 from crash_checks import leftovers
 from crash_engines import calm_options, spark_session, stop_spark
 from crash_sweep import (
+    DECIDING,
     KILL,
     MOST_VIOLATIONS,
     TORN,
@@ -240,6 +241,7 @@ class Sweep:
 def main() -> None:
     order = json.loads(sys.argv[1])
     kind, _, engine = order["operation"].partition(" on ")
+    import_ahead([place.partition(":")[0] for place, _ in DECIDING.values()])
     if engine == "spark":
         spark_session()  # before any fork
     sweep = Sweep(kind, engine, order["directory"])

@@ -8,6 +8,7 @@ that was not synced may be empty, half written or whole. This is harsher than an
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
 import random
@@ -201,9 +202,10 @@ class Disk:
             picks = itertools.chain(extremes, others)
         for pick in picks:
             chosen = dict(zip([*paths, *files], pick, strict=True))
-            yield self._state(chosen)
+            yield self.make_state(chosen)
 
-    def _state(self, chosen: dict[Any, int]) -> dict[str, tuple[int, bytes | None]]:
+    def make_state(self, chosen: dict[Any, int]) -> dict[str, tuple[int, bytes | None]]:
+        """A state by the places of what survives; the last of those that are not named."""
         state: dict[str, tuple[int, bytes | None]] = {}
         for path in sorted(self.entries):
             number = self.entries[path][chosen.get(path, -1)]
@@ -237,6 +239,34 @@ class PowerCut:
 
         Stops when ``enough`` violations were found.
         """
+        disk, calls, data = self._record_run()
+        calls = [call for call in calls if call[0] not in ignore]
+        return self._cut_everywhere(disk, calls, data, most, enough, random.Random(seed))
+
+    def run_recovery(self, most: int, *, seed: int = 0, enough: int = 20) -> Found:
+        """The same while somebody recovers from a kill: one after each call that has changed the log."""
+        assert self.operation.recover is not None
+        disk, calls, data = self._record_run()
+        found = Found()
+        for number, call in enumerate(calls, 1):
+            disk.apply(call, data)
+            if not any("/log/" in part for part in call[1:]):
+                continue
+            killed = copy.deepcopy(disk)
+            self._materialise(killed.make_state({}), self._find_kept())
+            with recorded(self.vault) as recording:
+                self.operation.recover(self.root)
+            chance = random.Random(seed)
+            recorded_before = any(one[0] == "link" and one[2].endswith(".json") for one in calls[:number])
+            one = self._cut_everywhere(
+                killed, recording.calls, recording.data, most, enough, chance, recorded=recorded_before
+            )
+            found.states += one.states
+            found.violations += [f"killed after call {number} {call[:2]}, {told}" for told in one.violations]
+        return found
+
+    def _record_run(self) -> tuple[Disk, list[Call], dict[int, bytes]]:
+        """The disk before the operation, and what it calls."""
         for directory in (self.directory, self.vault):
             shutil.rmtree(directory, ignore_errors=True)
             os.makedirs(directory)
@@ -248,8 +278,12 @@ class PowerCut:
                 keep(path, self.vault)
         with recorded(self.vault) as recording:
             self.operation.run(self.root)
-        calls = [call for call in recording.calls if call[0] not in ignore]
-        return self._cut_everywhere(disk, calls, recording.data, most, enough, random.Random(seed))
+        return disk, recording.calls, recording.data
+
+    def _find_kept(self) -> dict[bytes, str]:
+        return {
+            self._bytes(f"{self.vault}/{name}"): f"{self.vault}/{name}" for name in os.listdir(self.vault)
+        }
 
     def _cut_everywhere(
         self,
@@ -259,19 +293,21 @@ class PowerCut:
         most: int,
         enough: int,
         chance: random.Random,
+        *,
+        recorded: bool | None = None,
     ) -> Found:
+        """``recorded``: of a recovery, whether there is a commit to finish."""
         found = Found()
-        kept = {
-            self._bytes(f"{self.vault}/{name}"): f"{self.vault}/{name}" for name in os.listdir(self.vault)
-        }
-        recorded, committed, seen = False, False, set()
+        kept = self._find_kept()
+        last = Answer.OLD if recorded is False else Answer.NEW
+        committed, seen = False, set()
         for number in range(len(calls) + 1):
             if number:
                 call = calls[number - 1]
                 disk.apply(call, data)
-                recorded |= call[0] == "link" and call[2].endswith(".json")
+                recorded = recorded or (call[0] == "link" and call[2].endswith(".json"))
                 committed |= recorded and call[0] == "sync directory" and call[1].endswith("/log")
-            answer = Answer.NEW if committed or number == len(calls) else Answer.NONE
+            answer = Answer.NEW if committed else last if number == len(calls) else Answer.NONE
             for state in disk.states(most, chance):
                 key = (frozenset(state.items()), answer)
                 if key in seen:
@@ -312,11 +348,22 @@ class PowerCut:
 
 
 def cut_power(
-    operation: Operation, directory: str, most: int, *, ignore: tuple[str, ...] = (), enough: int = 20
+    operation: Operation,
+    directory: str,
+    most: int,
+    *,
+    ignore: tuple[str, ...] = (),
+    recovers: bool = False,
+    enough: int = 20,
 ) -> Found:
-    """Every promise broken by a power cut during the operation; ``directory`` is made and removed."""
+    """Every promise broken by a power cut during the operation, or while somebody recovers from its death.
+
+    ``directory`` is made and removed.
+    """
     power_cut = PowerCut(operation, directory)
     try:
+        if recovers:
+            return power_cut.run_recovery(most, enough=enough)
         return power_cut.run(most, ignore=ignore, enough=enough)
     finally:
         shutil.rmtree(directory, ignore_errors=True)

@@ -3,8 +3,9 @@
     python crash_sweep.py '{"operation": "compact", "directory": "...", "faults": [["kill", 60, 0]]}'
 
 A fault is its name, how many of the calls to try, evenly spread (0: all, -1: those around commits), and for
-"kill" at how many of the recovery's calls to kill that, too (0: none, -1: all). Each point is one fork of
-this process, so that nothing has to be imported again. Prints a JSON list, one object for each fault.
+"kill" at how many of the recovery's calls to kill that, and to fail it, too (0: none, -1: all). Each point is
+one fork of this process, so that nothing has to be imported again. Prints a JSON list, one object for each
+fault.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any
 import pyarrow as pa
 from crash_checks import Answer, promises_broken
 from crash_engines import own_connections
-from crash_operations import CONTROLS, OPERATIONS, Operation
+from crash_operations import CONTROLS, ERRORS, OPERATIONS, Operation
 
 pa.set_cpu_count(1)
 pa.set_io_thread_count(1)
@@ -71,6 +72,9 @@ class Result:
     calls: int = 0
     points: int = 0
     double: int = 0
+    """Kills of the recovery from a kill."""
+    failed: int = 0
+    """Errors in the recovery from a kill."""
     killed: int = 0
     acknowledged: int = 0
     raised: int = 0
@@ -134,17 +138,22 @@ class Sweep:
         self.result.raised += not outcome.killed and outcome.said != "ACK"
 
     def _crash_again(self, outcome: Outcome, where: str, again: int, *, turn: int) -> None:
-        """Kill the recovery at its calls, too; at others after each kill."""
+        """Kill the recovery at its calls, and fail it there, with each error in turn; at others each time."""
         recover = self.operation.recover
         if recover is None:
             return
         copy_linked(self.directory, self.crashed)
         calls = in_child(lambda: recover(self.root), 0, KILL).calls
         for n in rotate(range(1, calls + 1), again, turn):
+            error = ERRORS[(turn + n) % len(ERRORS)]
             copy_linked(self.crashed, self.directory)
             in_child(lambda: recover(self.root), n, KILL)
             self.result.double += 1
             self._check(outcome, f"{where}, recovery killed at its call {n}")
+            copy_linked(self.crashed, self.directory)
+            _armed(lambda: recover(self.root), n, getattr(errno, error))  # nobody dies of it: no fork
+            self.result.failed += 1
+            self._check(outcome, f"{where}, recovery failed with {error} at its call {n}")
         copy_linked(self.crashed, self.directory)
         self._check(outcome, where)
 
@@ -208,10 +217,14 @@ def part_of(calls: Sequence[int]) -> Sequence[int]:
 
 @contextmanager
 def marked(marks: dict[str, list[tuple[int, int]]]) -> Iterator[None]:
-    """Take down between which calls commits are made, published and finished, and states are written."""
+    """Take down between which calls commits are made, published and finished, and states are written.
+
+    Of what is imported: a fork takes the longer, the more there is in memory.
+    """
     with ExitStack() as stack:
         for name, (place, attribute) in DECIDING.items():
-            home = importlib.import_module(place.partition(":")[0])
+            if (home := sys.modules.get(place.partition(":")[0])) is None:
+                continue
             owner = getattr(home, place.partition(":")[2]) if ":" in place else home
             stack.callback(setattr, owner, attribute, getattr(owner, attribute))
             setattr(owner, attribute, _marking(getattr(owner, attribute), marks.setdefault(name, [])))

@@ -6,9 +6,11 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from crash_model import Rules, check
 from crash_operations import CONTROLS, OPERATIONS, UNSYNCED, Operation
 from crash_power import cut_power
 from tests.fault_points import record_point
@@ -41,6 +43,16 @@ def test_a_power_cut_leaves_the_old_or_the_new_state(operation: Operation, direc
     assert found.states > 30
 
 
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+def test_a_power_cut_during_the_recovery_from_a_kill_leaves_the_old_or_the_new_state(
+    operation: Operation, directory: str
+) -> None:
+    found = cut_power(operation, directory, MOST // 4, recovers=True)
+    record_point("local", "arrow", operation.name, "kill, then power cut", count=found.states)
+    assert found.violations == []
+    assert found.states > 30
+
+
 @pytest.mark.parametrize(
     ("control", "ignored"),
     [
@@ -69,3 +81,15 @@ def test_the_model_catches_a_protocol_that_is_wrong(
 ) -> None:
     found = cut_power(OPERATION[control], directory, 64, ignore=ignored, enough=1)
     assert found.violations != []
+
+
+def test_the_protocol_holds_in_every_order_of_calls_kills_and_power_cuts() -> None:
+    violation, states = check(Rules())
+    assert violation is None
+    assert states > 10_000
+
+
+@pytest.mark.parametrize("rule", [rule.name for rule in fields(Rules) if rule.default is True])
+def test_without_one_of_its_rules_the_protocol_does_not_hold(rule: str) -> None:
+    violation, _ = check(Rules(**{rule: False}))
+    assert violation is not None

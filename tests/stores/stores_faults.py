@@ -29,9 +29,9 @@ Rows = list[tuple[int, int]]
 
 
 def orders(rows: Rows) -> pa.Table:
-    return pa.table(
-        {"id": pa.array([n for n, _ in rows], pa.int64()), "v": pa.array([v for _, v in rows], pa.int64())}
-    )
+    """``part`` is what some datasets are partitioned by: four ids each."""
+    columns = {"id": [n for n, _ in rows], "v": [v for _, v in rows], "part": [n // 4 for n, _ in rows]}
+    return pa.table({name: pa.array(values, pa.int64()) for name, values in columns.items()})
 
 
 BEFORE: Rows = [(n, n % 3) for n in range(12)]
@@ -46,6 +46,8 @@ class Operation:
     model: Callable[[Rows], Rows]
     in_place: bool = True
     """Whether somebody who only lists sees every key exactly once at any time."""
+    partition_by: str | None = None
+    """How its dataset is partitioned."""
 
 
 def _upsert(new: Rows) -> Callable[[Rows], Rows]:
@@ -66,6 +68,15 @@ OPERATIONS = [
               in_place=False),
     Operation("overwrite", lambda **how: it.write(orders([(7, 9)]), TARGET, mode="overwrite", **how),
               lambda rows: [(7, 9)], in_place=False),
+    Operation("full_merge", lambda **how: it.merge(orders([(1, 7), (2, 2), (8, 7), (50, 7)]), TARGET, on="id",
+                                                   strategy="full_merge", **how),
+              lambda rows: [(1, 7), (2, 2), (8, 7), (50, 7)]),
+    Operation("deduplicate", lambda **how: it.deduplicate(TARGET, on="v", order_by="id", **how),
+              lambda rows: sorted((n, v) for v, n in {v: n for n, v in rows}.items())),
+    Operation("overwrite_partitions",
+              lambda **how: it.write(orders([(5, 9), (60, 9)]), TARGET, mode="overwrite_partitions", **how),
+              lambda rows: sorted([(5, 9), (60, 9), *((n, v) for n, v in rows if n // 4 not in (1, 15))]),
+              in_place=False, partition_by="part"),
 ]  # fmt: skip
 BY_NAME = {operation.name: operation for operation in OPERATIONS}
 NEXT = Operation(
@@ -77,12 +88,21 @@ def make_how(process: Process, engine: str = "arrow") -> dict[str, Any]:
     return {"filesystem": open_memory(process), "engine": engine}
 
 
-def make_server(kind: str = "s3") -> MemoryStore:
+def make_server(kind: str = "s3", partition_by: str | None = None) -> MemoryStore:
     """A dataset of three files, made by three commits."""
     server = MemoryStore(kind)
-    for first in (0, 4, 8):
-        it.write(orders(BEFORE[first : first + 4]), TARGET, **make_how(Process(server)))
+    make_dataset(partition_by, **make_how(Process(server)))
     return server
+
+
+def make_dataset(partition_by: str | None = None, **how: Any) -> None:
+    for first in (0, 4, 8):
+        it.write(orders(BEFORE[first : first + 4]), TARGET, partition_by=partition_by, **how)
+
+
+def lay_out(server: MemoryStore, operation: Operation) -> MemoryStore:
+    """The server, or one whose dataset is partitioned as the operation needs it."""
+    return server if operation.partition_by is None else make_server(server.kind, operation.partition_by)
 
 
 @contextmanager

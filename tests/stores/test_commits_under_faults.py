@@ -25,6 +25,7 @@ from stores_faults import (
     count_requests,
     examine,
     find_leftovers,
+    lay_out,
     make_how,
     make_server,
     orders,
@@ -88,6 +89,7 @@ def large(server: MemoryStore) -> Iterator[pytest.MonkeyPatch]:
 def test_a_fault_at_a_request_loses_and_doubles_nothing(
     server: MemoryStore, operation: Operation, fault: str
 ) -> None:
+    server = lay_out(server, operation)
     assert server.rows(ROOT, "id", "v") == BEFORE
     count = count_requests(server, operation)
     wrong = [one for at in sample(count, 12, server) for one in examine(server, operation, fault, at)]
@@ -110,6 +112,7 @@ def test_a_fault_at_a_request_of_large_files_loses_and_doubles_nothing(
 @pytest.mark.usefixtures("patched")
 def test_the_same_on_duckdb(server: MemoryStore, name: str) -> None:
     operation = BY_NAME[name]
+    server = lay_out(server, operation)
     count = count_requests(server, operation, "duckdb")
     wrong = [
         one

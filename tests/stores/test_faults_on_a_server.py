@@ -12,7 +12,19 @@ from typing import Any
 
 import pytest
 from stores_bucket import Bucket, open_impatiently, s3
-from stores_faults import BEFORE, BY_NAME, NEXT, OPERATIONS, ROOT, TARGET, Operation, Outcome, Rows, orders
+from stores_faults import (
+    BEFORE,
+    BY_NAME,
+    NEXT,
+    OPERATIONS,
+    ROOT,
+    TARGET,
+    Operation,
+    Outcome,
+    Rows,
+    make_dataset,
+    orders,
+)
 from stores_memory import BUCKET
 from stores_proxy import FAULTS, FaultyProxy, run_proxy
 from tests.fault_points import record_point
@@ -40,12 +52,11 @@ def store(gateway: int) -> Bucket:
     return Bucket(gateway, BUCKET, opened)
 
 
-def reset(store: Bucket) -> None:
+def reset(store: Bucket, operation: Operation) -> None:
     """Three files by three commits, past the proxy."""
     for key in store.files():
         store.opened.delete_file(f"{BUCKET}/{key}")
-    for first in (0, 4, 8):
-        it.write(orders(BEFORE[first : first + 4]), TARGET, filesystem=store.opened)
+    make_dataset(operation.partition_by, filesystem=store.opened)
 
 
 def carry_out(operation: Operation, how: dict[str, Any]) -> Outcome:
@@ -100,14 +111,14 @@ def test_a_fault_at_a_request_of_any_process_loses_and_doubles_nothing(
     named = engine if isinstance(engine, str) else "spark"
     how = {"filesystem": open_impatiently(proxy.port), "engine": engine}
     trial.forget()
-    reset(store)
+    reset(store, operation)
     proxy.arm()
     assert carry_out(operation, how).acknowledged
     assert not judge(store, Outcome(acknowledged=True), operation)
     count = len(proxy.sent)
     wrong = []
     for at in _choose_points(count, POINTS[named]):
-        reset(store)
+        reset(store, operation)
         proxy.arm(at, fault)
         outcome = carry_out(operation, how)
         tried = proxy.sent[at - 1] if at <= len(proxy.sent) else ""
@@ -125,8 +136,8 @@ def _choose_points(count: int, most: int) -> list[int]:
 def test_what_is_doubled_or_half_done_would_be_found(store: Bucket) -> None:
     """The negative control: the same checks find what a store without a log would have."""
     operation = BY_NAME["merge"]
-    reset(store)
+    reset(store, operation)
     assert judge(store, Outcome(acknowledged=True), operation)
-    reset(store)
+    reset(store, operation)
     it.write(orders([(1, 7)]), TARGET, filesystem=store.opened)
     assert judge(store, Outcome(changed=False), operation)

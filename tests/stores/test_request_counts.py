@@ -18,7 +18,17 @@ import pyarrow as pa
 import pytest
 from stores_bucket import KEY, REGION, SECRET, s3
 from stores_faces import KINDS, open_memory
-from stores_faults import BY_NAME, OPERATIONS, TARGET, Operation, make_how, make_server, orders, prepared
+from stores_faults import (
+    BY_NAME,
+    OPERATIONS,
+    TARGET,
+    Operation,
+    lay_out,
+    make_how,
+    make_server,
+    orders,
+    prepared,
+)
 from stores_memory import MemoryStore, Process
 from stores_servers import find_port, run_versitygw, running
 
@@ -62,7 +72,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[MemoryStore]:
 def test_a_result_has_every_request_that_the_store_was_sent(
     server: MemoryStore, operation: Operation, engine: str
 ) -> None:
-    process = Process(server)
+    process = Process(lay_out(server, operation))
     result = operation.run(**make_how(process, engine))
     assert dict(result.requests) == count_sent(process)
     assert result.requests.total == len(process.sent) > 0

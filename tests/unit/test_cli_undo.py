@@ -37,7 +37,9 @@ def test_history_lists_commits_as_text_and_as_json() -> None:
     told = json.loads(run("history", "orders", "--json").stdout)
     assert [one["operation"] for one in told["commits"]] == ["delete", "append"]
     assert told["commits"][0]["deleted"] == 1
-    assert len(json.loads(run("history", "orders", "--json", "--limit", "1").stdout)["commits"]) == 1
+    limited = json.loads(run("history", "orders", "--json", "--limit", "1").stdout)
+    assert (len(limited["commits"]), limited["restorable"]) == (1, [2, 1])
+    assert "2 from version 1" in run("history", "orders", "--limit", "1").stdout
     assert "no dataset" in run("history", "order", code=Exit.NOTHING).stderr
 
 

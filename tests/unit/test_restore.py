@@ -145,9 +145,11 @@ def test_the_state_before_the_first_commit_comes_back_where_there_was_one(
     path = make_dataset(tmp_path / "theirs", orders(1, 2, 3), files=2)
     before = files(path)
     it.delete(path, "id = 1", retain=1)
+    assert it.history(path).restorable == (1, 0)
     it.restore(path, 0)
     assert files(path) == before
     it.write(orders(1), tmp_path / "ours", retain=1)
+    assert it.history(tmp_path / "ours").restorable == (1,)
     with pytest.raises(RestoreError, match="there was no dataset before the first commit"):
         it.restore(tmp_path / "ours", 0)
 

@@ -18,7 +18,7 @@ import pytest
 from fsspec.implementations.dirfs import DirFileSystem
 
 from intarsia.errors import CommitConflict, InputError, NotSupported, StorageError
-from intarsia.storage import PosixStorage, RemoteStorage, Storage, open_storage
+from intarsia.storage import ObjectStorage, PosixStorage, RemoteStorage, Storage, open_storage
 from intarsia.storage import posix as posix_module
 
 
@@ -397,3 +397,28 @@ def test_a_web_address_is_no_place_for_a_dataset() -> None:
     with pytest.raises(NotSupported, match=r"https://host/t is a web address") as caught:
         open_storage("https://me:secret@host/t?token=x")
     assert "secret" not in f"{caught.value} {caught.value.path}"
+
+
+def test_the_services_of_s3_are_described_once_in_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parsing the descriptions takes longer than the requests of a small commit."""
+    pytest.importorskip("botocore")
+    from botocore.loaders import JSONFileLoader
+
+    read: list[str] = []
+    load = JSONFileLoader.load_file
+
+    def load_noted(self: Any, path: str) -> Any:
+        read.append(path)
+        return load(self, path)
+
+    def open_client(key: str) -> str:
+        filesystem = pafs.S3FileSystem(access_key=key, secret_key="s", endpoint_override="127.0.0.1:9")
+        storage, _ = open_storage("bucket/data", filesystem=filesystem)
+        assert isinstance(storage, ObjectStorage)
+        signer: Any = storage.client._transport._client._request_signer
+        return str(signer._credentials.access_key)
+
+    assert open_client("one") == "one"
+    monkeypatch.setattr(JSONFileLoader, "load_file", load_noted)
+    assert open_client("two") == "two", "credentials are not shared"
+    assert read == []

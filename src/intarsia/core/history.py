@@ -129,11 +129,9 @@ class History:
     branch: str | None = None
     """The branch of an Iceberg table."""
     notes: tuple[str, ...] = ()
-
-    @property
-    def restorable(self) -> tuple[int, ...]:
-        """The versions that can be restored, as far as the log tells, newest first."""
-        return tuple(commit.version for commit in self.commits if commit.restorable)
+    restorable: tuple[int, ...] = ()
+    """The versions that can be restored, as far as the log tells, newest first: also those whose commits are
+    not listed, and 0, the state that other programs have made before the first commit."""
 
     def __iter__(self) -> Iterator[Commit]:
         return iter(self.commits)
@@ -154,6 +152,7 @@ class History:
             "path": self.root,
             "version": self.version,
             "branch": self.branch,
+            "restorable": list(self.restorable),
             "commits": [commit.as_json() for commit in self.commits],
             "notes": list(self.notes),
         }

@@ -60,7 +60,6 @@ class BotocoreTransport:
     """A client of botocore, made from the settings of a PyArrow file system."""
 
     def __init__(self, settings: Mapping[str, Any], counter: RequestCounter) -> None:
-        import botocore.session
         from botocore import UNSIGNED
         from botocore.config import Config
 
@@ -86,7 +85,7 @@ class BotocoreTransport:
             config["s3"] = {"addressing_style": "path"}
         if (proxy := settings["proxy_options"])["host"]:
             config["proxies"] = {settings["scheme"]: _make_proxy_url(proxy)}
-        session = botocore.session.get_session()
+        session = _open_session()
         session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_parse_time)
         if settings["role_arn"]:
             _assume_role(session, settings)
@@ -116,6 +115,23 @@ class BotocoreTransport:
             return bytes(self._client.get_object(Bucket=bucket, Key=key, **arguments)["Body"].read())
 
 
+def _open_session() -> Any:
+    """A session with settings and credentials of its own; descriptions of services are read once."""
+    import botocore.session
+
+    session = botocore.session.get_session()
+    session.register_component("data_loader", _make_loader(session.get_config_variable("data_path")))
+    return session
+
+
+@functools.cache
+def _make_loader(search_path: str | None) -> Any:
+    """What a session would make for itself: parsing the descriptions is most of what a client takes."""
+    from botocore.loaders import create_loader
+
+    return create_loader(search_path)
+
+
 def _parse_time(text: Any) -> dt.datetime:
     """A time of an answer. For those of listings botocore needs as long as for all the rest of them."""
     from botocore.utils import parse_timestamp
@@ -131,10 +147,9 @@ def _parse_time(text: Any) -> dt.datetime:
 
 def _assume_role(session: Any, settings: Mapping[str, Any]) -> None:
     """Have a session ask STS for the credentials of a role, and again before they expire, as PyArrow does."""
-    import botocore.session
     from botocore.credentials import AssumeRoleCredentialFetcher, DeferredRefreshableCredentials
 
-    source = botocore.session.get_session()
+    source = _open_session()
     own = source.get_credentials()
     if own is None:
         raise StorageError(

@@ -74,7 +74,8 @@ def make_branch_history(state: BranchState, root: str) -> History:
     if (said := _read_last_restore(state)) is not None:
         notes.append(said)
     version = _make_version(state.head, metadata) if state.head is not None else 0
-    return History(root, tuple(commits), version, state.branch, tuple(notes))
+    restorable = tuple(commit.version for commit in commits)
+    return History(root, tuple(commits), version, state.branch, tuple(notes), restorable)
 
 
 def _list_rolled_back(state: BranchState) -> list[Snapshot]:

@@ -4,7 +4,7 @@ The steps J0 to J10 in comments, and what a crash after each leaves:
 
 ====  ==========================================================  =================
 J0    take the lock                                               nothing happened
-J1    recover what a crash left                                   can be repeated
+J1    make the log durable, recover what a crash left             can be repeated
 J3    outputs in ``new/``, synced, each hard-linked in ``pub/``   swept: old state
 J4    removed files hard-linked in ``old/``                       swept: old state
 J5    the planned files are still what they were                  swept: old state
@@ -147,7 +147,10 @@ class Journal:
 
     def _finish(self, state: LogState, is_meant: Callable[[Record], bool]) -> list[str]:
         sentences: list[str] = []
-        for record in filter(is_meant, state.undone):
+        undone, unclean = (list(filter(is_meant, found)) for found in (state.undone, state.unclean))
+        if undone or unclean:
+            self._sync_log(state, unclean)
+        for record in undone:
             skipped = self.publish(record)
             self.clean(record)
             sentences.append(
@@ -155,12 +158,23 @@ class Journal:
                 f"which was committed but not published: {_describe_counts(record)}."
             )
             sentences += [f"Kept {path}: another writer has changed it since the commit." for path in skipped]
-        for record in filter(is_meant, state.unclean):
+        for record in unclean:
             self.clean(record)
             sentences.append(
                 f"Removed what the {record.operation} of transaction {record.txid} had left behind."
             )
         return sentences
+
+    def _sync_log(self, state: LogState, unclean: list[Record]) -> None:
+        """Make durable what is to be relied on: its writer may have died before it did.
+
+        A slot, or the end of a commit, that a power cut takes back would leave what was done because of it.
+        """
+        for record in unclean:
+            done = self.control.record(record.seq, record.txid, "done")
+            if posixpath.basename(done) in state.names:
+                self.storage.sync(done)
+        self.storage.sync(self.control.log)
 
     def _log_sentences(self, sentences: list[str]) -> tuple[str, ...]:
         for sentence in sentences:

@@ -121,6 +121,10 @@ class CommitLog:
         return CommitInfo.from_json(notes[0].get("info")) if len(notes) == 1 else CommitInfo()
 
 
+def _is_fence(note: Note) -> bool:
+    return note.get("operation") == _FENCE
+
+
 def _has_files(note: Note) -> bool:
     files = note.get("files")
     return not (isinstance(files, list) and len(files) == 3 and not any(files))
@@ -142,11 +146,13 @@ def make_history(control: Control, shown: str) -> History:
         _make_commit(note, restorable=number >= oldest)
         for number in sorted(log.notes, reverse=True)
         for note in log.notes[number]
-        if note.get("operation") != _FENCE
+        if not _is_fence(note)
     ]
     first = min(log.notes, default=0)
     notes = (f"Commits before version {first} are not listed any more.",) if first > 1 else ()
-    return History(shown, tuple(commits), log.version, notes=notes)
+    fences = {number for number, found in log.notes.items() if all(map(_is_fence, found))}
+    restorable = tuple(number for number in log.list_versions() if number not in fences)
+    return History(shown, tuple(commits), log.version, notes=notes, restorable=restorable)
 
 
 def _make_commit(note: Note, *, restorable: bool) -> Commit:
