@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import logging
 from pathlib import Path
@@ -52,14 +53,18 @@ def test_no_secret_is_in_objects_logs_results_plans_or_errors(
 
 def _find_calls(module: str, names: set[str]) -> set[str]:
     """The files of src that call functions of a module by these names."""
-    found = set()
+    wanted = {f"{module}.{name}" if module else name for name in names}
+    return {path for path, called in _list_calls().items() if called & wanted}
+
+
+@functools.cache
+def _list_calls() -> dict[str, set[str]]:
+    """What each file of src calls, as it is written there."""
+    found: dict[str, set[str]] = {}
     for path in SOURCES.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if not isinstance(node, ast.Call):
-                continue
-            called = ast.unparse(node.func)
-            if called in {f"{module}.{name}" for name in names} or (not module and called in names):
-                found.add(path.relative_to(SOURCES).as_posix())
+        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        calls = {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)}
+        found[path.relative_to(SOURCES).as_posix()] = calls
     return found
 
 

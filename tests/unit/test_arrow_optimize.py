@@ -326,7 +326,7 @@ def test_dictionaries_of_all_files_may_be_more_than_their_indices_number(
         }
         pq.write_table(pa.table(columns), root / f"{number}.parquet")
     before, schema = rows(root), pq.read_schema(files(root)[0])
-    optimized(root, by, memory=memory)
+    optimized(root, by, memory=8 * memory)
     with pq.ParquetFile(files(root)[0]) as parquet:
         assert parquet.schema_arrow.equals(schema)
         found = [row for n in range(parquet.num_row_groups) for row in parquet.read_row_group(n).to_pylist()]
