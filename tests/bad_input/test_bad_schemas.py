@@ -210,6 +210,16 @@ def test_case_29_files_that_spell_a_column_differently(root: Path, refused: Any)
     refused(root, SchemaMismatch, lambda: it.compact(root), "'NAME'", "'name'", "case")
 
 
+@pytest.mark.parametrize("directories", [("day=1", "Day=2"), ("N=1", "N=2")], ids=["directories", "a column"])
+def test_case_29_partition_columns_that_differ_by_case(
+    root: Path, directories: tuple[str, str], each_refused: Any
+) -> None:
+    for file, directory in zip(files_of(root), directories, strict=True):
+        (root / directory).mkdir()
+        file.rename(root / directory / file.name)
+    each_refused(root, EVERYTHING, SchemaMismatch, "case", "ambiguous", "rename the directories")
+
+
 def test_case_30_duplicate_column_names_in_a_file(root: Path, each_refused: Any) -> None:
     twice = pa.Table.from_arrays([BASE["id"], BASE["id"], BASE["n"]], names=["id", "id", "n"])
     pq.write_table(twice, root / "twice.parquet")

@@ -46,6 +46,22 @@ def test_case_63_dangling_link(root: Path, each_refused: Any) -> None:
     each_refused(root, EVERYTHING, UnsafePath, "symbolic link", where=root / "link.parquet")
 
 
+def test_case_63_dangling_link_in_the_place_of_a_partition(root: Path, each_refused: Any) -> None:
+    (root / "p=1").symlink_to(root.parent / "not mounted")
+    each_refused(root, EVERYTHING, UnsafePath, "symbolic link", where=root / "p=1")
+
+
+def test_case_68_file_in_the_place_of_a_partition(tmp_path: Path, make_dataset: Any, refused: Any) -> None:
+    root = make_dataset(tmp_path / "t", BASE, partition=("n",))
+    (root / "n=71").write_text("no directory")
+    for call in (
+        lambda: it.merge(SOURCE, root, on=["id", "n"]),
+        lambda: it.write(SOURCE, root),
+        lambda: it.write(SOURCE, root, mode="overwrite_partitions"),
+    ):
+        refused(root, StorageError, call, "move away", where=root / "n=71")
+
+
 def test_case_64_symlink_loop(root: Path, each_refused: Any) -> None:
     (root / "p=1").mkdir()
     (root / "p=1" / "loop").symlink_to(root)

@@ -75,6 +75,17 @@ def test_rows_with_times_beyond_microseconds_are_read(tmp_path, make_dataset):
     assert DuckDBDatasetIO().read_parquet(str(root)).equals(TIMES)
 
 
+def test_a_file_without_columns_which_duckdb_refuses_holds_no_rows(tmp_path, make_dataset, rows):
+    table = pa.table({"id": [1, 2, 3, 4], "n": [10, 20, 30, 40]})
+    root = make_dataset(tmp_path / "t", table)
+    pq.write_table(pa.table({}), root / "none.parquet")
+    clauses = [it.when_not_matched_by_source("target.n < 20").delete()]
+    it.merge(table.slice(1, 1), root, on="id", clauses=clauses, engine="duckdb")
+    it.delete(root, "n is null or n = 40", engine="duckdb")
+    it.optimize(root, by="n", engine="duckdb")
+    assert rows(root) == table.slice(1, 2).to_pylist()
+
+
 STRICT = pa.schema(
     [
         pa.field("id", pa.int64(), nullable=False),

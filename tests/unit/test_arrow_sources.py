@@ -413,8 +413,9 @@ def test_what_is_no_source_is_refused_by_type(bad):
     ],
 )
 def test_a_source_without_a_schema_or_rows_is_refused(bad, says):
-    with pytest.raises((InputError, NothingMatched), match=says):
+    with pytest.raises((InputError, NothingMatched), match=says) as caught:
         ingest(bad)
+    assert caught.value.hint
 
 
 def test_a_column_that_is_there_twice_is_a_schema_mismatch():

@@ -235,7 +235,7 @@ def test_partition_columns_are_checked_against_the_schema():
     check_partition_columns(schema, [])
     with pytest.raises(ColumnNotFound, match="'z'"):
         check_partition_columns(schema, ["a", "z"])
-    with pytest.raises(InputError, match="twice"):
+    with pytest.raises(InputError, match=r"twice.*name each one once"):
         check_partition_columns(schema, ["a", "a"])
     with pytest.raises(InputError, match=r"'l' \(list.*'d' \(duration"):
         check_partition_columns(schema, ["l", "d"])
@@ -339,7 +339,7 @@ def test_partition_columns_come_from_the_layout_outermost_first(paths, expected)
 def test_contradictory_layouts_are_damage():
     with pytest.raises(DamagedTable, match=r"different orders.*a=1/b=2/f.*b=1/a=2/f"):
         infer_partition_columns(["a=1/b=2/f", "b=1/a=2/f"])
-    with pytest.raises(DamagedTable, match="twice"):
+    with pytest.raises(DamagedTable, match=r"twice.*move the files"):
         infer_partition_columns(["a=1/a=2/f"])
 
 

@@ -94,7 +94,7 @@ def ingest(
 
 def _check_columns(schema: pa.Schema, origin: str) -> None:
     if not schema.names:
-        raise InputError(f"The source {origin} has no columns.")
+        raise InputError(f"The source {origin} has no columns.", hint="give it those of the target.")
     twice = sorted(name for name, count in Counter(schema.names).items() if count > 1)
     if twice:
         raise SchemaMismatch(
@@ -330,7 +330,10 @@ def _take_batches(batches: Iterable[Any], intake: Intake, origin: str) -> None:
     rest = enumerate(batches)
     pending = next(rest, None)
     if pending is None:
-        raise InputError(f"The source {origin} gave no record batch, so it has no schema.")
+        raise InputError(
+            f"The source {origin} gave no record batch, so it has no schema.",
+            hint="pass a RecordBatchReader, or a Table without rows.",
+        )
     while pending is not None:
         schema = _check_batch_schema(pending, origin)
         following: list[tuple[int, Any]] = []
@@ -367,7 +370,10 @@ def _from_columns(columns: Mapping[Any, Any], origin: str) -> pa.Table:
     except (OverflowError, UnicodeEncodeError) as error:
         raise _make_value_error(columns, origin) from error
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, TypeError) as error:
-        raise InputError(f"The columns of the {origin} are no table: {error}") from error
+        raise InputError(
+            f"The columns of the {origin} are no table: {error}",
+            hint="give every column as many values as the others, all of one type.",
+        ) from error
 
 
 def _make_value_error(columns: Mapping[Any, Any], origin: str) -> InputError:

@@ -128,7 +128,11 @@ def infer_partition_columns(paths: Iterable[str]) -> tuple[str, ...]:
     order: TopologicalSorter[str] = TopologicalSorter()
     for layout, path in layouts.items():
         if len(set(layout)) < len(layout):
-            raise DamagedTable(f"the path {path} names a partition column twice", path=path)
+            raise DamagedTable(
+                f"the path {path} names a partition column twice",
+                path=path,
+                hint="move the files so that each column has one directory in a path",
+            )
         for outer, inner in zip((None, *layout), layout, strict=False):
             order.add(inner, *([] if outer is None else [outer]))
     try:
@@ -218,7 +222,9 @@ def check_partition_columns(schema: pa.Schema, columns: Sequence[str], *, path: 
     """
     check_columns(columns, schema.names, path=path, what="partition column")
     if len(set(columns)) < len(columns):
-        raise InputError(f"a partition column is named twice: {list(columns)}", path=path)
+        raise InputError(
+            f"a partition column is named twice: {list(columns)}", path=path, hint="name each one once"
+        )
     check_partition_names(columns, path=path)
     bad = [
         f"{name!r} ({schema.field(name).type})" for name in columns if not _has_text(schema.field(name).type)

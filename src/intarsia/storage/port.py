@@ -178,4 +178,6 @@ def as_storage_error(
         number = errno.ENOENT
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     message = redact(f"Could not {action} {path}: {reason}")
+    if hint is None and number == errno.ENOTDIR:
+        hint = "move away what has the name of this directory, or of one above it, and is none."
     return StorageError(message, errno=number, path=redact(path), hint=hint)

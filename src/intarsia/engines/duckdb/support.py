@@ -142,6 +142,8 @@ def explain_unreadable(file: DataFile, columns: Collection[str], schema: pa.Sche
     if file.footer is None:
         return "its footer is not known"
     physical = file.footer.schema.to_arrow_schema()
+    if not physical.names:
+        return "it has no columns, which DuckDB refuses"
     if has_case_clash(physical.names) or has_case_clash(schema.names):
         return "names of columns differ only by case"
     taken = [each for each in (*physical.names, *schema.names) if each.lower() in _OWN]

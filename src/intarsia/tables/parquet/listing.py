@@ -204,7 +204,7 @@ class _ManyEntries:
 def _may_hold_data(entry: FileEntry) -> bool:
     """Whether something that is no data file would be taken for one, or for a directory of them."""
     name = posixpath.basename(entry.path)
-    if entry.kind == "symlink" and entry.identity == "directory":
+    if entry.kind == "symlink" and (entry.identity == "directory" or "=" in name):  # a partition, elsewhere
         return not is_hidden(name)
     return entry.kind != "directory" and is_data_name(name)
 

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from intarsia.common.names import make_mismatch_error, name_problems
 from intarsia.common.partitions import (
     PARTITION_SCHEMA_KEY,
     decode_partition_schema,
@@ -296,6 +297,9 @@ def assemble_snapshot(
         data = table.map_partitions(lambda path: typed[path.rpartition("/")[0]])
     path_columns = set(partitions.names)
     stored = [field for field in unified if field.name not in path_columns]
+    if problems := name_problems([pa.schema(stored), *(pa.schema([field]) for field in partitions)]):
+        hint = "rename the directories, or write the files again with another name of the column"
+        raise make_mismatch_error(problems, "snapshot", control.root, hint)
     return Snapshot(
         root=shown,
         files=data,
