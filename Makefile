@@ -13,7 +13,8 @@ RELEASE := $(VENV)/release
 DOCS    := $(VENV)/docs
 STORES  := $(VENV)/stores
 CLASSES := $(VENV)/spark-classes.jsa
-WORKERS ?= 2
+# More than cores: tests wait for disks and for programs that they started.
+WORKERS ?= 3
 ARGS    ?=
 DOORS   ?= $(patsubst requirements/door-%.txt,%,$(wildcard requirements/door-*.txt))
 

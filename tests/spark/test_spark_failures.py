@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 import intarsia as it
+from intarsia.engines.spark.tasks import load_work, serialize
 from intarsia.errors import CommitConflict, EngineError, InputError, IntarsiaError, NotSupported, StorageError
 from intarsia.spark.errors import translate_spark_errors
 
@@ -209,6 +210,17 @@ def test_workers_of_our_local_session_are_forked_with_our_modules_loaded(spark):
     (found,) = spark.range(0, 1, 1, 1).mapInArrow(look, "daemon string, pyspark string").collect()
     assert found.daemon == "intarsia.spark.daemon"
     assert ".zip" not in found.pyspark  # whose sources are compiled at each start
+
+
+def test_a_worker_whose_directory_was_removed_loads_its_work(tmp_path, monkeypatch):
+    """It begins where the session began, which may be gone; PyIceberg asks for it as it is imported."""
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(FileNotFoundError):
+        os.getcwd()
+    assert load_work(serialize((max, 2))) == (max, 2)
+    assert Path.cwd().is_dir()
 
 
 def test_an_interrupt_that_is_swallowed_on_its_way_is_raised_all_the_same():

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import errno
 import heapq
+import os
 import pickle
 import posixpath
 import sys
+import tempfile
 import uuid
 import zipimport
 from collections.abc import Callable, Iterator, Sequence
@@ -52,6 +54,7 @@ def deserialize(data: bytes) -> Any:
 def load_work(data: bytes | SharedBuffers) -> Any:
     """The function and shared value of a stage; runs in a task's Python worker."""
     _forget_archives()
+    _leave_missing_directory()
     return data.load() if isinstance(data, SharedBuffers) else deserialize(data)
 
 
@@ -64,6 +67,14 @@ def _forget_archives() -> None:
     for path, importer in list(sys.path_importer_cache.items()):
         if isinstance(importer, zipimport.zipimporter):
             sys.path_importer_cache.pop(path, None)
+
+
+def _leave_missing_directory() -> None:
+    """Workers begin where the session began; PyIceberg, as it is imported, asks where that is."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        os.chdir(tempfile.gettempdir())
 
 
 @dataclass(frozen=True, slots=True)
