@@ -1,6 +1,6 @@
 # Everything a clone needs: Python 3.11+ and make. uv is used where it is there, pip where it is not.
 
-PYTHONS := python3.13 python3.12 python3.11 python3
+PYTHONS := python3.13 python3.14 python3.12 python3.11 python3
 VENV    := .venv
 BIN     := $(VENV)/bin
 DEV     := $(VENV)/.dev-installed
