@@ -115,6 +115,24 @@ def test_a_new_dataset_has_the_types_of_the_dataframe(spark, tmp_path, name):
     assert spark.read.parquet(str(path)).schema["c"].dataType.simpleString() == kind
 
 
+@pytest.fixture
+def with_times(spark):
+    """The session with the type TIME, which Spark 4.1 has behind a setting."""
+    spark.conf.set("spark.sql.timeType.enabled", "true")
+    yield spark
+    spark.conf.unset("spark.sql.timeType.enabled")
+
+
+def test_spark_reads_the_times_of_a_dataset_that_was_made_of_its_dataframe(with_times, tmp_path):
+    spark = with_times
+    path = str(tmp_path / "t")
+    times = "cast(concat('03:04:0', id, '.123456') as time(6))"
+    frame = spark.range(4).selectExpr("id", f"{times} as t", f"array({times}) as l")
+    it.write(frame, path)
+    it.merge(frame.where("id = 2"), path, on="id")
+    assert sorted(spark.read.parquet(path).collect()) == sorted(frame.collect())
+
+
 @pytest.mark.parametrize("stored", ["int", "bigint", "string"])
 def test_intervals_do_not_fit_columns_of_numbers_or_texts(spark, tmp_path, stored, unchanged):
     path = tmp_path / "t"

@@ -366,7 +366,12 @@ def spool_dataframe(
 
 
 def relax(kind: pa.DataType) -> pa.DataType:
-    """A nested type whose fields may be NULL, as they are in a struct that is NULL."""
+    """A nested type whose fields may be NULL, as they are in a struct that is NULL.
+
+    Times are microseconds, as Spark writes them: it reads no files with nanoseconds, which ``toArrow`` gives.
+    """
+    if pa.types.is_time64(kind):
+        return pa.time64("us")
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(relax(field.type)).with_nullable(True) for field in kind.fields])
     if pa.types.is_map(kind):
