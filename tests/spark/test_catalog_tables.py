@@ -345,6 +345,18 @@ def test_what_cannot_be_changed_is_refused_by_name(spark, lake, kind):
             spark.catalog.dropTempView(name)
 
 
+def test_a_merge_by_path_says_that_files_are_in_buckets(spark, lake, tmp_path):
+    name = f"{lake}.in_buckets"
+    spark.range(8).selectExpr("id", "'old' as state").write.bucketBy(2, "id").saveAsTable(name)
+    path = tmp_path / "managed tables" / "in_buckets"
+    result = it.merge(pa.table({"id": [1, 9], "state": ["new", "new"]}), path, on="id")
+    (note,) = result.notes
+    assert "in buckets" in note
+    assert sorted(row.id for row in spark.read.parquet(str(path)).collect()) == [*range(8), 9]
+    with pytest.raises(Exception, match="INVALID_BUCKET_FILE"):  # so the note is needed
+        spark.table(name).groupBy("id").count().collect()
+
+
 def test_names_are_resolved_as_spark_resolves_them(spark, name):
     lake, _, table = name.partition(".")
     for spelled in (name, f"spark_catalog.{name}", f"`{lake}`.`{table}`", name.upper()):

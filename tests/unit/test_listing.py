@@ -13,7 +13,7 @@ import pytest
 
 from intarsia.errors import DamagedTable, InputError, NotSupported, UnsafePath
 from intarsia.storage import open_storage
-from intarsia.tables.parquet import Listing, list_data_files
+from intarsia.tables.parquet import Listing, list_data_files, listing
 
 TABLE = pa.table({"k": [1]})
 Unchanged = Callable[[Path], Any]
@@ -101,6 +101,20 @@ def test_the_log_of_a_streaming_sink_is_noted(tmp_path: Path) -> None:
     (tmp_path / "_spark_metadata").mkdir()
     (note,) = listed(tmp_path).notes
     assert "_spark_metadata" in note
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_files_that_spark_has_written_in_buckets_are_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many: bool
+) -> None:
+    if many:
+        monkeypatch.setattr(listing, "MANY_FILES", 1)
+    name = "part-00000-d3326090-7334-4e71-9c8f-8bde396900d0{}.snappy.parquet"
+    put(tmp_path, name.format("-c000"), "a_00001.c.parquet", "x.c000.d/_00001.c000.d/a.parquet")
+    assert listed(tmp_path).notes == ()
+    put(tmp_path, f"day=1/{name.format('_00002.c000')}")
+    (note,) = listed(tmp_path).notes
+    assert "buckets" in note
 
 
 def test_a_root_that_is_a_file_is_refused(tmp_path: Path, unchanged: Unchanged) -> None:

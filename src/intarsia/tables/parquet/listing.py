@@ -19,6 +19,8 @@ from intarsia.tables.parquet.entries import MANY_FILES, EntryCollector, EntryTab
 _ACTIVE = "Another writer seems to be active"
 _JOURNAL = re.compile(r"((?:[^/]+/)*)\.([^/]+)\.intarsia")
 """The control directory beside a dataset, and the dataset's directory and name in it."""
+_IN_BUCKET = re.compile(r"_\d{5}\.c\d{3}\.[^/]*\Z")
+"""How Spark ends the name of a file of a bucket, such as ``part-00000-<uuid>_00003.c000.snappy.parquet``."""
 _APART = "which has a journal and a lock of its own"
 
 
@@ -102,7 +104,7 @@ def list_data_files(storage: Storage, root: str, *, names_only: bool = False) ->
     return Listing(
         files.leave_out(staged),
         exists=True,
-        notes=_make_notes(odd, staged),
+        notes=_make_notes(odd, staged, bucketed=any(map(_IN_BUCKET.search, files.list_paths(".c0")))),
         owner_error=others,
         side_files=sides,
     )
@@ -237,7 +239,7 @@ def _find_duckdb_staging(files: _FewEntries | _ManyEntries) -> set[str]:
     return {path for path, target in replaced.items() if target in there}
 
 
-def _make_notes(odd: Sequence[FileEntry], staged: set[str]) -> tuple[str, ...]:
+def _make_notes(odd: Sequence[FileEntry], staged: set[str], *, bucketed: bool) -> tuple[str, ...]:
     notes = [
         f"{_ACTIVE}: {path} looks like a file it is writing, and is left out." for path in sorted(staged)
     ]
@@ -251,6 +253,11 @@ def _make_notes(odd: Sequence[FileEntry], staged: set[str]) -> tuple[str, ...]:
             )
         elif entry.kind == "file" and is_summary(entry.path):
             notes.append(f"{entry.path} describes the files as they are; a change removes it.")
+    if bucketed:
+        notes.append(
+            "Spark has written these files in buckets, which it knows by their names: it does not read such a"
+            " table with files of other names, and does not find rows whose bucket columns change."
+        )
     return tuple(sorted(set(notes)))
 
 
