@@ -10,7 +10,6 @@ the latter to the code itself, with one writer.
 from __future__ import annotations
 
 import itertools
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -313,24 +312,3 @@ def change(state: State, names: dict[str, Any]) -> State:
         else:
             there[name] = file
     return state._replace(names=tuple(sorted(there.items())), perhaps=tuple(sorted(perhaps.items())))
-
-
-def check(rules: Rules) -> tuple[str | None, int]:
-    """The first violation that some order of events leads to, and how many states were looked at."""
-    model = Model(rules)
-    first = model.start()
-    seen, queue = {first}, deque([first])
-    while queue:
-        state = queue.popleft()
-        violation = model.find_violation(state)
-        if violation is not None:
-            return violation, len(seen)
-        moved = False
-        for after in model.follow(state):
-            moved = True
-            if after not in seen:
-                seen.add(after)
-                queue.append(after)
-        if not moved and (violation := model.find_final_violation(state)) is not None:
-            return violation, len(seen)
-    return None, len(seen)

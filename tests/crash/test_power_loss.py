@@ -10,11 +10,12 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from crash_model import Rules, check
+from crash_model import Model, Rules
 from crash_operations import CONTROLS, OPERATIONS, UNSYNCED, Operation
 from crash_power import cut_power
 from tests.fault_points import record_point
 from tests.sampling import choose_number
+from tests.state_search import search
 
 FULL = os.environ.get("INTARSIA_CRASH", "quick") in ("full", "every")
 MOST = 1024 if FULL else choose_number(4, 8)
@@ -84,12 +85,12 @@ def test_the_model_catches_a_protocol_that_is_wrong(
 
 
 def test_the_protocol_holds_in_every_order_of_calls_kills_and_power_cuts() -> None:
-    violation, states = check(Rules())
+    violation, states = search(Model(Rules()))
     assert violation is None
     assert states > 10_000
 
 
 @pytest.mark.parametrize("rule", [rule.name for rule in fields(Rules) if rule.default is True])
 def test_without_one_of_its_rules_the_protocol_does_not_hold(rule: str) -> None:
-    violation, _ = check(Rules(**{rule: False}))
+    violation, _ = search(Model(Rules(**{rule: False})))
     assert violation is not None

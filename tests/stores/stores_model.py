@@ -9,7 +9,6 @@ store is what :mod:`intarsia.storage.conditional` expects.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -274,24 +273,3 @@ class Model:
         else:
             after = Writer("end", tries=writer.tries, acknowledged=True)
         yield from self._send(state, number, ("done", slot), after, after, None)
-
-
-def check(rules: Rules) -> tuple[str | None, int]:
-    """The first violation that some order of events leads to, and how many states were looked at."""
-    model = Model(rules)
-    first = model.start()
-    seen, queue = {first}, deque([first])
-    while queue:
-        state = queue.popleft()
-        violation = model.find_violation(state)
-        if violation is not None:
-            return violation, len(seen)
-        moved = False
-        for after in model.follow(state):
-            moved = True
-            if after not in seen:
-                seen.add(after)
-                queue.append(after)
-        if not moved and (violation := model.find_final_violation(state)) is not None:
-            return violation, len(seen)
-    return None, len(seen)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 
 import pytest
-from stores_model import Rules, check
+from stores_model import Model, Rules
+from tests.state_search import search
 
 
 @pytest.mark.parametrize(
@@ -30,7 +31,7 @@ from stores_model import Rules, check
     ],
 )
 def test_the_protocol_holds_in_every_order_of_events(rules: Rules, at_least: int) -> None:
-    violation, states = check(rules)
+    violation, states = search(Model(rules))
     assert violation is None
     assert states > at_least
 
@@ -61,5 +62,5 @@ def test_the_protocol_holds_in_every_order_of_events(rules: Rules, at_least: int
     ],
 )
 def test_without_one_of_its_rules_it_does_not(rules: Rules) -> None:
-    violation, _ = check(rules)
+    violation, _ = search(Model(rules))
     assert violation is not None
