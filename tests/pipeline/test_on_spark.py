@@ -372,7 +372,6 @@ def test_the_session_that_was_given_is_left_running_and_keeps_nothing(
 PACKAGE = Path(intarsia.__file__).parent
 
 
-@pytest.mark.more  # a JVM for what the tests above run in theirs
 @pytest.mark.slow
 def test_spark_submit_runs_a_pipeline_file(tmp_path: Path, spark: Any, rows: Rows) -> None:
     """In a process of its own, with the launcher that pyspark brings."""

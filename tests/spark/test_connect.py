@@ -247,7 +247,6 @@ def test_modules_beside_a_python_pipeline_reach_a_connect_server(
     assert rows(tmp_path / "lake" / "scores") == [{"id": 1, "a": 50.0, "b": 105.0}]
 
 
-@pytest.mark.more  # a minute; the pipeline above runs on the same server
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(7200)

@@ -155,7 +155,6 @@ sys.version_info = kind(3, 99, 0, "final", 0)
     ],
     ids=["without the package", "another version", "none at all"],
 )
-@pytest.mark.more  # a JVM each
 def test_executors_with_another_python(tmp_path, script, words):
     pytest.importorskip("pyspark")
     python = tmp_path / "python.sh"

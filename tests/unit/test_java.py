@@ -256,7 +256,6 @@ print(json.dumps(told))
 """
 
 
-@pytest.mark.more  # a JVM; where it is found is tested above
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_spark_runs_on_the_packaged_runtime_where_the_machine_has_no_java(tmp_path: Path) -> None:
