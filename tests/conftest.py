@@ -47,8 +47,6 @@ CHUNK_BYTES = chunk_copy.CHUNK_BYTES
 MEMORY = Path("/dev/shm")
 MEMORY_BYTES = 4 << 30
 SLEEP = time.sleep
-SLOW = ("tests/crash/", "tests/property/")
-"""Of these nearly every test is; elsewhere some are marked so."""
 LEFT = pytest.StashKey[int]()
 
 jvm_options.set_in(os.environ)
@@ -67,8 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of the cases a sample; tests on Spark come first, and among them the slow ones, else in random order.
 
-    So the first worker has one session for almost all of them, and the others take the rest meanwhile. The
-    last worker begins with what else is slow: nobody has to wait for it in the end.
+    So the first worker has one session for almost all of them, and the others take the rest meanwhile.
     """
     none = [item for item in items if not sampling.is_case(item)]
     items[:] = [item for item in items if sampling.is_case(item)]
@@ -77,22 +74,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:], left = sampling.sample(items)
         config.hook.pytest_deselected(items=left)
         config.stash[LEFT] = len(left)
-    on_spark, slow, rest = _divide(items)
-    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    first = max(0, len(items) * (workers - 1) // workers - len(on_spark))
-    items[:] = [*on_spark, *rest[:first], *slow, *rest[first:]]
-
-
-def _divide(items: list[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item], list[pytest.Item]]:
-    """What starts Spark, slow ones first; what else is slow; the rest."""
-    on_spark = [item for item in items if _starts_spark(item)]
-    on_spark.sort(key=lambda item: not _is_slow(item))
-    others = [item for item in items if not _starts_spark(item)]
-    return on_spark, list(filter(_is_slow, others)), list(itertools.filterfalse(_is_slow, others))
-
-
-def _is_slow(item: pytest.Item) -> bool:
-    return item.get_closest_marker("slow") is not None or item.nodeid.startswith(SLOW)
+    items.sort(key=lambda item: (not _starts_spark(item), item.get_closest_marker("slow") is None))
 
 
 def pytest_collection_finish() -> None:
