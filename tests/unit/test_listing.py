@@ -96,6 +96,13 @@ def test_a_summary_that_will_be_out_of_date_is_noted(tmp_path: Path, name: str) 
     assert note.startswith(f"{name} ")
 
 
+def test_a_link_to_a_file_that_is_no_data_is_left_alone_whatever_its_name(tmp_path: Path) -> None:
+    put(tmp_path / "t", "a.parquet")
+    (tmp_path / "note.csv").write_text("x")
+    (tmp_path / "t" / "rate=high.csv").symlink_to(tmp_path / "note.csv")
+    assert names(tmp_path / "t") == ["a.parquet"]
+
+
 def test_the_log_of_a_streaming_sink_is_noted(tmp_path: Path) -> None:
     put(tmp_path, "a.parquet")
     (tmp_path / "_spark_metadata").mkdir()

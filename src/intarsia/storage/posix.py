@@ -288,11 +288,13 @@ def _classify_mode(mode: int) -> Kind:
 
 
 def _classify_link(item: os.DirEntry[str]) -> str:
-    """The kind that a symlink points to; "directory" for a loop as well."""
+    """The kind that a symlink points to; "directory" for a loop as well, "missing" where nothing is there."""
     try:
-        return "directory" if item.is_dir() else "file"
+        if item.is_dir():
+            return "directory"
     except OSError:
         return "directory"
+    return "file" if os.path.exists(item.path) else "missing"
 
 
 def _make_link_hint(source: str) -> str | None:

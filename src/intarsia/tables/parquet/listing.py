@@ -206,7 +206,8 @@ class _ManyEntries:
 def _may_hold_data(entry: FileEntry) -> bool:
     """Whether something that is no data file would be taken for one, or for a directory of them."""
     name = posixpath.basename(entry.path)
-    if entry.kind == "symlink" and (entry.identity == "directory" or "=" in name):  # a partition, elsewhere
+    is_gone = entry.identity == "missing" and "=" in name  # a partition, on what is not mounted
+    if entry.kind == "symlink" and (entry.identity == "directory" or is_gone):
         return not is_hidden(name)
     return entry.kind != "directory" and is_data_name(name)
 
@@ -255,8 +256,9 @@ def _make_notes(odd: Sequence[FileEntry], staged: set[str], *, bucketed: bool) -
             notes.append(f"{entry.path} describes the files as they are; a change removes it.")
     if bucketed:
         notes.append(
-            "Spark has written these files in buckets, which it knows by their names: it does not read such a"
-            " table with files of other names, and does not find rows whose bucket columns change."
+            "Spark has written these files in buckets, which it knows by their names: by its name it does not"
+            " read such a table with files of other names, nor find rows whose bucket columns change; by its"
+            " path it does."
         )
     return tuple(sorted(set(notes)))
 
