@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -73,45 +72,6 @@ def _notes(result: Any) -> dict[str, Any]:
     }
 
 
-def _plan(job: dict[str, Any], source: Any) -> Callable[[], dict[str, Any]]:
+def _plan(job: dict[str, Any], source: Any) -> dict[str, Any]:
     plan = intarsia.plan("merge", source, job["target"], on=job["keys"])
-    # The first plan stays in memory: to give it back would be paid for by the second.
-    return lambda: {"to_rewrite": plan.count("rewrite"), **_footer_reads(job, source)}
-
-
-def _footer_reads(job: dict[str, Any], source: Any) -> dict[str, Any]:
-    """How often a footer is read, and the share of CPU time that takes, with the key scan and without it."""
-    snapshot: Any = importlib.import_module("intarsia.tables.parquet.snapshot")
-    engine: Any = importlib.import_module("intarsia.engines.arrow.engine").ArrowEngine
-    opened, read, match = pq.ParquetFile.__init__, snapshot.read_footers, engine.match
-    count, seconds = 0, {"footer": 0.0, "scan": 0.0}
-
-    def counting(self: Any, *args: Any, **kwargs: Any) -> None:
-        nonlocal count
-        count += kwargs.get("metadata") is None
-        opened(self, *args, **kwargs)
-
-    def timed(step: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def timing(*args: Any, **kwargs: Any) -> Any:
-            started = time.process_time()
-            try:
-                return call(*args, **kwargs)
-            finally:
-                seconds[step] += time.process_time() - started
-
-        return timing
-
-    pq.ParquetFile.__init__ = counting
-    snapshot.read_footers, engine.match = timed("footer", read), timed("scan", match)
-    started = time.process_time()
-    try:
-        plan = intarsia.plan("merge", source, job["target"], on=job["keys"])
-    finally:
-        pq.ParquetFile.__init__, snapshot.read_footers, engine.match = opened, read, match
-    whole = time.process_time() - started
-    return {
-        "footer_reads": count,
-        "files": len(plan.files),
-        "footer_share": round(seconds["footer"] / whole, 2),
-        "footer_share_before_key_scan": round(seconds["footer"] / (whole - seconds["scan"]), 2),
-    }
+    return {"to_rewrite": plan.count("rewrite"), "files": len(plan.files)}

@@ -39,7 +39,7 @@ _NAIVE = (
 )
 _WALL = (
     "the source has instants for a column of times without a zone: bring them to the wall time that the"
-    " column holds, such as with pyarrow.compute.local_timestamp"
+    " column holds, such as with pyarrow.compute.local_timestamp, or in Spark with cast(... as timestamp_ntz)"
 )
 
 
