@@ -296,10 +296,10 @@ def test_httpfs_is_not_loaded_into_a_connection_of_the_callers(one_lake: Lake, e
 @pytest.mark.parametrize(
     "setting",
     [
-        "SET enable_http_metadata_cache = true",
-        "SET parquet_metadata_cache = true",
-        "SET validate_external_file_cache = 'NO_VALIDATION'",
-        "SET unsafe_disable_etag_checks = true",
+        "SET GLOBAL enable_http_metadata_cache = true",
+        "SET GLOBAL parquet_metadata_cache = true",
+        "SET GLOBAL validate_external_file_cache = 'NO_VALIDATION'",
+        "SET GLOBAL unsafe_disable_etag_checks = true",
         "SET lock_configuration = true",
         "CREATE SECRET theirs (TYPE s3, KEY_ID 'a', SECRET 'b', SCOPE 's3://{root}/part=1')",
         "CREATE SECRET theirs (TYPE s3, KEY_ID 'a', SECRET 'b', SCOPE 's3://{root}/')",
@@ -326,7 +326,7 @@ def test_settings_of_a_connection_do_not_take_the_place_of_credentials(
         "s3_region": "eu-central-1",
         "s3_url_compatibility_mode": True,
     }.items():
-        connection.execute(f"SET {name} = {value!r}")
+        connection.execute(f"SET GLOBAL {name} = {value!r}")
     native = count_native(one_lake.server)
     connection.execute("CREATE SECRET wide (TYPE s3, KEY_ID 'a', SECRET 'b', ENDPOINT '127.0.0.1:1')")
     assert one_lake.merge(connection).updated == 2

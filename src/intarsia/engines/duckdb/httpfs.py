@@ -32,6 +32,8 @@ __all__ = [
     "make_url",
 ]
 
+_UNTRIED = int(duckdb.__version__.partition(".")[0]) > 1
+"""Of DuckDB 2 there is no package with the extension, to try what it reaches and whether it counts."""
 _SAFE: Mapping[str, Collection[str]] = {
     # A file that was replaced must be noticed: nothing of it may be kept without asking for its tag.
     "enable_http_metadata_cache": ("false",),
@@ -53,7 +55,8 @@ _REFUSALS = (
 )
 _PART = re.compile(r"[\w .=+%:,@~-]+")
 """A part of a path that httpfs takes literally: ``?`` begins parameters there, and others are wildcards."""
-_COUNT = re.compile(r"#(HEAD|GET|PUT|POST|DELETE): +(\d+)")
+_COUNT = re.compile(r"^│+ +#(HEAD|GET|PUT|POST|DELETE): (\d+) +│+$", re.MULTILINE)
+"""A line of a box in DuckDB's profile."""
 _KINDS: Mapping[str, RequestKind] = {
     "HEAD": "HEAD",
     "GET": "GET",
@@ -75,8 +78,11 @@ class NativeFiles:
 def load_httpfs(connection: Any, *, own: bool) -> bool:
     """Whether httpfs is there. An instance of our own loads it where it is installed; nothing is fetched.
 
-    On the caller's connection it has to be loaded: loading it adds settings, functions and types.
+    On the caller's connection it has to be loaded: loading it adds settings, functions and types. A version
+    that was not tried has to be allowed by ``INTARSIA_UNTRIED_HTTPFS=1`` in the environment.
     """
+    if _UNTRIED and os.environ.get("INTARSIA_UNTRIED_HTTPFS") != "1":
+        return False
     with suppress(duckdb.Error):
         found = connection.execute(
             "SELECT loaded, installed FROM duckdb_extensions() WHERE extension_name = 'httpfs'"
@@ -168,9 +174,7 @@ class RequestReport:
             os.remove(self._path)
         except FileNotFoundError:
             return
-        # The statement itself is in the file: the numbers are looked for behind their heading.
-        _, _, numbers = said.rpartition("HTTPFS HTTP Stats")
         counts: dict[RequestKind, int] = {}
-        for word, number in _COUNT.findall(numbers):
+        for word, number in _COUNT.findall(said):
             counts[_KINDS[word]] = counts.get(_KINDS[word], 0) + int(number)
         count_requests(filesystem, counts)
