@@ -217,9 +217,8 @@ def test_requests_are_those_of_duckdbs_profile(tmp_path: Path) -> None:
         said = path.read_text()
         report.count(filesystem)
         assert counter.requests.total == 0, "it is what the statement says"
-        path.write_text(
-            f"{said}\n││ HTTPFS HTTP Stats ││\n││   #HEAD: 3   ││\n││   #GET: 12   ││\n││ #PUT: 0 ││\n││ #POST: 1 ││\n"
-        )
+        lines = ("HTTPFS HTTP Stats", "#HEAD: 3", "#GET: 12", "#PUT: 0", "#POST: 1")
+        path.write_text("\n".join([said, *(f"││   {line}   ││" for line in lines)]))
         report.count(filesystem)
         report.count(filesystem)
     assert {kind: n for kind, n in counter.requests.items() if n} == {"HEAD": 3, "GET": 12, "PUT": 1}
