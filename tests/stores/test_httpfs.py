@@ -10,6 +10,7 @@ import gc
 import importlib.util
 import logging
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -422,6 +423,31 @@ def test_names_that_httpfs_would_not_take_literally_are_read_through_the_file_sy
     assert (result.updated, result.inserted) == (len(odd), 0)
     assert count_native(logged) > native
     assert it.snapshot(root, filesystem=lake.plain).dataset().to_table()["v"].to_pylist() == [1] * len(odd)
+
+
+@BOTH
+def test_an_iceberg_table_is_read_by_httpfs(logged: LoggedServer, engine: Any, tmp_path: Path) -> None:
+    sql = pytest.importorskip("pyiceberg.catalog.sql", reason="PyIceberg is not installed")
+    bucket = f"httpfs-{next(_MADE)}"
+    s3(logged.port, allow_bucket_creation=True).create_dir(bucket)
+    properties = {
+        "uri": f"sqlite:///{tmp_path}/catalog.db",
+        "warehouse": f"s3://{bucket}/warehouse",
+        "s3.endpoint": f"http://127.0.0.1:{logged.port}",
+        "s3.access-key-id": KEY,
+        "s3.secret-access-key": SECRET,
+        "s3.region": REGION,
+    }
+    with closing(sql.SqlCatalog("lake", **properties)) as catalog:
+        catalog.create_namespace("db")
+        catalog.create_table("db.orders", orders([1]).schema)
+        target = it.iceberg("db.orders", catalog=catalog)
+        it.write(orders(range(N)), target, engine="arrow")
+        native = count_native(logged)
+        assert it.merge(orders([3, 4, 100], v=7), target, on="id", engine=engine).updated == 2
+        assert count_native(logged) > native
+        read = catalog.load_table("db.orders").scan(row_filter="v = 7").to_arrow()
+        assert sorted(read["id"].to_pylist()) == [3, 4, 100]
 
 
 def test_no_secret_is_in_statements_logs_or_errors(
