@@ -7,6 +7,7 @@ DEV     := $(VENV)/.dev-installed
 DEMO    := $(VENV)/.demo-installed
 BENCH   := $(VENV)/.bench-installed
 OLDEST  := $(VENV)/duckdb-oldest
+HTTPFS  := $(VENV)/httpfs
 ENGINES := $(VENV)/engines
 COVER   := $(VENV)/.coverage-installed
 RELEASE := $(VENV)/release
@@ -34,7 +35,7 @@ RECENT := import sys; sys.exit(sys.version_info < (3, 11))
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format checks classes test suite cross-beside test-all test-fast spark crash property cluster cross kafka stores duckdb-oldest doors engines-oldest engines-newest coverage release bench bench-spark bench-pipeline bench-cluster bench-iceberg bench-tpch bench-files demo tour docs docs-serve lock clean distclean
+.PHONY: help setup lint format checks classes test suite cross-beside test-all test-fast spark crash property cluster cross kafka stores httpfs duckdb-oldest doors engines-oldest engines-newest coverage release bench bench-spark bench-pipeline bench-cluster bench-iceberg bench-tpch bench-files demo tour docs docs-serve lock clean distclean
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -175,6 +176,16 @@ stores: $(DEV) $(SERVERS) ## Faults at every request of an object store, writers
 	@INTARSIA_TESTS=all INTARSIA_STORES=full INTARSIA_POINTS=$(abspath $(STORES))/points $(PYTEST) --timeout 3600 -m spark tests/stores $(ARGS)
 	@test ! -s $(STORES)/points || $(BIN)/python tests/fault_points.py $(STORES)/points
 
+# DuckDB of a version that there is a package of the extension for, beside the other packages, as below.
+$(HTTPFS)/.installed: requirements/httpfs.txt $(DEV)
+	@rm -rf $(HTTPFS)
+	@$(call install,--no-deps --require-hashes --requirement requirements/httpfs.txt --target $(HTTPFS))
+	@touch $@
+
+httpfs: $(HTTPFS)/.installed $(STORES)/bin/versitygw ## Run what DuckDB reads by its extension httpfs, on a real server (needs Go, once)
+	@INTARSIA_TESTS=all PYTHONPATH=$(HTTPFS) $(PYTEST) -m "not spark" tests/stores/test_httpfs.py tests/stores/test_store_access.py \
+	  tests/duckdb/test_duckdb_httpfs.py $(ARGS)
+
 # The package lies beside the others and comes before the one among them.
 $(OLDEST)/.installed: requirements/duckdb-oldest.txt $(DEV)
 	@rm -rf $(OLDEST)
@@ -309,6 +320,7 @@ lock: ## Pin the requirements again (needs uv; make lock ARGS=--upgrade takes ne
 	@$(COMPILE) $(ARGS) pyproject.toml $(addprefix --extra ,$(DEMO_EXTRAS)) requirements/demo.in --output-file requirements/demo.txt
 	@$(COMPILE) $(ARGS) requirements/bench.in --output-file requirements/bench.txt
 	@$(COMPILE) $(ARGS) requirements/duckdb-oldest.in --output-file requirements/duckdb-oldest.txt
+	@$(COMPILE) $(ARGS) requirements/httpfs.in --output-file requirements/httpfs.txt
 	@$(COMPILE) $(ARGS) --no-deps requirements/engines-oldest.in --output-file requirements/engines-oldest.txt
 	@$(COMPILE) $(ARGS) requirements/coverage.in --output-file requirements/coverage.txt
 	@$(COMPILE) $(ARGS) requirements/release.in --output-file requirements/release.txt

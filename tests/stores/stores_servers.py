@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from stores_bucket import ACCOUNT, ACCOUNT_KEY, KEY, SECRET
+
+from intarsia.common.requests import S3_OPERATIONS
 
 BUILT = Path(sys.prefix) / "stores"
 SECONDS = 60
@@ -92,3 +97,34 @@ def run_toxiproxy() -> Iterator[int]:
     program, port = _find("toxiproxy-server"), find_port()
     with running([program, "-host", "127.0.0.1", "-port", str(port)], port):
         yield port
+
+
+_LINE = re.compile(r'"?(GET|HEAD|PUT|POST|DELETE) (/\S*) HTTP/1.1')
+_NAMED = re.compile(r" s3_(\w+) ")
+"""versitygw names operations, and moto has the line of the request."""
+_OF_BUCKETS = {"CreateBucket"}
+"""Requests of the test itself, which makes a bucket."""
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass
+class LoggedServer:
+    """A server, and the file that has a line for each request it has answered."""
+
+    port: int
+    log: Path
+
+    def count(self) -> Counter[str]:
+        text = _COLOURS.sub("", self.log.read_text(errors="replace"))
+        named = [S3_OPERATIONS[name] for name in _NAMED.findall(text) if name not in _OF_BUCKETS]
+        found = [self._find_kind(method, url) for method, url in _LINE.findall(text)]
+        return Counter([*found, *("PUT" if kind == "COPY" else kind for kind in named)])
+
+    def _find_kind(self, method: str, url: str) -> str:
+        """Of a copy, the log has the target only: it counts with the puts."""
+        names = {one.partition("=")[0] for one in url.partition("?")[2].split("&")}
+        if method == "GET":
+            return "LIST" if "list-type" in names or "uploads" in names else "GET"
+        if method == "POST":
+            return "DELETE" if "delete" in names else "PUT"
+        return method

@@ -5,11 +5,9 @@ from __future__ import annotations
 import gc
 import json
 import os
-import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +28,10 @@ from stores_faults import (
     prepared,
 )
 from stores_memory import MemoryStore, Process
-from stores_servers import find_port, run_versitygw, running
+from stores_servers import LoggedServer, find_port, run_versitygw, running
 
 import intarsia as it
-from intarsia.common.requests import PART_BYTES, S3_OPERATIONS, RequestCounter, Requests, watch_botocore
+from intarsia.common.requests import PART_BYTES, RequestCounter, Requests, watch_botocore
 from intarsia.core.report import as_json
 from intarsia.storage import trial
 from intarsia.tables.parquet.table import ParquetTable
@@ -224,36 +222,6 @@ def test_footers_of_a_file_that_was_replaced_since_it_was_listed_are_not_taken(s
 
 
 # Real servers, by what they log: moto wherever the tests run, versitygw where it is built.
-
-_LINE = re.compile(r'"?(GET|HEAD|PUT|POST|DELETE) (/\S*) HTTP/1.1')
-_NAMED = re.compile(r" s3_(\w+) ")
-"""versitygw names operations, and moto has the line of the request."""
-_OF_BUCKETS = {"CreateBucket"}
-"""Requests of the test itself, which makes a bucket."""
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-
-
-@dataclass
-class LoggedServer:
-    """A server, and the file that has a line for each request it has answered."""
-
-    port: int
-    log: Path
-
-    def count(self) -> Counter[str]:
-        text = _COLOURS.sub("", self.log.read_text(errors="replace"))
-        named = [S3_OPERATIONS[name] for name in _NAMED.findall(text) if name not in _OF_BUCKETS]
-        found = [self._find_kind(method, url) for method, url in _LINE.findall(text)]
-        return Counter([*found, *("PUT" if kind == "COPY" else kind for kind in named)])
-
-    def _find_kind(self, method: str, url: str) -> str:
-        """Of a copy, the log has the target only: it counts with the puts."""
-        names = {one.partition("=")[0] for one in url.partition("?")[2].split("&")}
-        if method == "GET":
-            return "LIST" if "list-type" in names or "uploads" in names else "GET"
-        if method == "POST":
-            return "DELETE" if "delete" in names else "PUT"
-        return method
 
 
 @pytest.fixture(scope="module", params=["moto", "versitygw"])

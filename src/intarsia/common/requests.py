@@ -173,6 +173,14 @@ def count_reads(filesystem: pafs.FileSystem, count: int = 1) -> None:
         handler.counter.add("GET", count)
 
 
+def count_requests(filesystem: pafs.FileSystem, counts: Mapping[RequestKind, int]) -> None:
+    """Count what somebody else has sent for files of a file system."""
+    handler = getattr(filesystem, "handler", None)
+    if isinstance(handler, CountingHandler):
+        for kind, count in counts.items():
+            handler.counter.add(kind, count)
+
+
 def count_chunk_reads(filesystem: pafs.FileSystem, footer: pq.FileMetaData, columns: Collection[str]) -> None:
     """Count what reading top-level columns of a row group takes: a request for each column chunk."""
     if isinstance(getattr(filesystem, "handler", None), CountingHandler):

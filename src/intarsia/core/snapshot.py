@@ -23,6 +23,7 @@ from intarsia.common.partitions import (
 from intarsia.common.python_values import make_scalar
 from intarsia.common.requests import find_base
 from intarsia.common.schema import find_common_type
+from intarsia.common.store_access import FindAccess
 from intarsia.common.types import get_value_type, rewrite_type
 from intarsia.core import render
 from intarsia.core.file_table import Files, FileTuple
@@ -134,6 +135,8 @@ class Snapshot:
         default=None, compare=False, repr=False
     )
     """Gives back files with their footers, where a snapshot is taken without them."""
+    find_access: FindAccess | None = field(default=None, compare=False, repr=False)
+    """How an engine may read the files by itself; None where it reads them through the file system only."""
 
     @property
     def has_schema(self) -> bool:

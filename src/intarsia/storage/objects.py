@@ -14,7 +14,9 @@ from typing import Any
 import pyarrow.fs as pafs
 
 from intarsia.common.requests import RequestCounter, Requests, count_filesystem
+from intarsia.common.store_access import S3Access
 from intarsia.errors import StorageError
+from intarsia.storage import s3
 from intarsia.storage.conditional import (
     STAGED_TAG,
     TRANSACTION,
@@ -89,6 +91,10 @@ class ObjectStorage(RemoteStorage):
     def requests(self) -> Requests:
         """What was sent to the store through this object, and through its file system, so far."""
         return self._counter.requests
+
+    def find_access(self) -> S3Access | None:
+        """How others may read files of this store; None where they could not, or where it is not S3."""
+        return self.client.find_access() if isinstance(self.client, s3.S3Client) else None
 
     @property
     def conditional(self) -> bool:

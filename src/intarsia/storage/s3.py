@@ -9,14 +9,17 @@ from __future__ import annotations
 import datetime as dt
 import errno
 import functools
+import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 import pyarrow.fs as pafs
 
 from intarsia.common.log import redact
 from intarsia.common.requests import S3_OPERATIONS, RequestCounter, RequestKind, is_s3fs, watch_botocore
+from intarsia.common.store_access import S3Access
 from intarsia.errors import StorageError
 from intarsia.storage.conditional import (
     Condition,
@@ -42,6 +45,8 @@ _CONNECTIONS = 32
 _CONFLICTS = (409, 412)
 _SHORTEST_ROLE = 900
 """Seconds that STS gives the credentials of a role for, at least."""
+_LASTS = 3600
+"""Seconds that credentials must still be valid for, to be given to others, who cannot renew them."""
 _UNSURE_CODES = ("RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable", "OperationAborted")
 _MISSING = ("NoSuchKey", "NoSuchBucket", "NoSuchUpload", "NotFound", "404")
 
@@ -54,6 +59,8 @@ class S3Transport(Protocol):
     def call(self, method: str, **arguments: Any) -> dict[str, Any]: ...
 
     def read(self, bucket: str, key: str, **arguments: Any) -> bytes: ...
+
+    def find_access(self) -> S3Access | None: ...
 
 
 class BotocoreTransport:
@@ -101,6 +108,12 @@ class BotocoreTransport:
         )
 
         watch_botocore(self._client, counter)
+        self._has_own_certificate = bool(settings["tls_ca_file_path"])
+
+    def find_access(self) -> S3Access | None:
+        if self._has_own_certificate:
+            return None
+        return _make_access(self._client, lambda credentials: credentials.get_frozen_credentials())
 
     def call(self, method: str, **arguments: Any) -> dict[str, Any]:
         return dict(getattr(self._client, method)(**arguments))
@@ -191,6 +204,21 @@ class FsspecTransport:
         else:
             self._counter.add(kind)
 
+    def find_access(self) -> S3Access | None:
+        from fsspec.asyn import sync
+
+        opened = self._filesystem
+        settings = getattr(opened, "client_kwargs", None) or {}
+        # Headers of one's own, who pays, versions, certificates.
+        special = [
+            getattr(opened, name, None) for name in ("s3_additional_kwargs", "req_kw", "version_aware")
+        ]
+        if not is_s3fs(opened) or any(special) or "verify" in settings:
+            return None
+        return _make_access(
+            opened.s3, lambda credentials: sync(opened.loop, credentials.get_frozen_credentials)
+        )
+
     def call(self, method: str, **arguments: Any) -> dict[str, Any]:
         self._count(S3_OPERATIONS.get(method.title().replace("_", ""), "GET"))
         return dict(self._filesystem.call_s3(method, **arguments))
@@ -223,6 +251,54 @@ def _read_range(filesystem: Any, bucket: str, key: str, **arguments: Any) -> byt
         return bytes(sync(filesystem.loop, read))
     except (HTTPClientError, IncompleteReadError):
         return bytes(sync(filesystem.loop, read))
+
+
+def _make_access(client: Any, freeze: Callable[[Any], Any]) -> S3Access | None:
+    """What a client of botocore, or of aiobotocore, sends its requests with; None where there is more to it.
+
+    That is a proxy, a certificate, an old or no signature, or credentials that may expire meanwhile.
+    """
+    from botocore.exceptions import BotoCoreError
+
+    config, url = client.meta.config, urlsplit(client.meta.endpoint_url)
+    options = config.s3 or {}
+    own = not (url.hostname or "").endswith((".amazonaws.com", ".amazonaws.com.cn"))
+    region = client.meta.region_name or ""
+    if own and region in ("", "aws-global"):
+        region = "us-east-1"  # with which botocore signs
+    unusual = (
+        any(options.get(name) for name in ("use_accelerate_endpoint", "use_dualstack_endpoint")),
+        config.proxies,
+        url.scheme == "https" and os.environ.get("AWS_CA_BUNDLE"),
+        config.signature_version not in ("s3v4", "v4"),
+        url.path.strip("/") or url.username,
+        region in ("", "aws-global"),
+    )
+    credentials = client._request_signer._credentials
+    if any(unusual) or credentials is None:
+        return None
+    try:
+        frozen = freeze(credentials)
+    except BotoCoreError:  # the file system's own requests will say so
+        return None
+    if hasattr(credentials, "refresh_needed") and credentials.refresh_needed(_LASTS):
+        return None
+    style = options.get("addressing_style")
+    return S3Access(
+        host=url.netloc,
+        region=region,
+        encrypted=url.scheme == "https",
+        bucket_in_path=style == "path" or (own and style != "virtual"),
+        key=frozen.access_key,
+        secret=frozen.secret_key,
+        token=frozen.token or "",
+    )
+
+
+def find_access(filesystem: pafs.FileSystem) -> S3Access | None:
+    """How others may read what a file system of S3 reads; None where they could not."""
+    open_client = find_client(filesystem)
+    return None if open_client is None else open_client(RequestCounter()).find_access()
 
 
 def find_client(filesystem: pafs.FileSystem) -> Callable[[RequestCounter], S3Client] | None:
@@ -267,6 +343,10 @@ class S3Client:
     @property
     def endpoint(self) -> str:
         return redact(self._transport.endpoint)
+
+    def find_access(self) -> S3Access | None:
+        """How others may read what this client reads; None where they could not."""
+        return self._transport.find_access()
 
     def head(self, path: str) -> StoredObject | None:
         try:

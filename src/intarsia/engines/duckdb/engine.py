@@ -120,14 +120,14 @@ class DuckDBEngine:
     def match(self, execution: Execution) -> Matches:
         """Which rows change; writes nothing."""
         with self._use_session(execution.prepared) as session, name_damaged_file(execution.plan):
-            session.restrict(_find_directories(execution.plan))
+            _open_files(session, execution.plan)
             return self._match(execution, session)
 
     def stage(self, execution: Execution, matches: Matches) -> Staged:
         """DuckDB sorts where rows are to be in order; the kernel writes the files."""
         plan = execution.plan
         with self._use_session(execution.prepared) as session, name_damaged_file(plan):
-            session.restrict(_find_directories(plan))
+            _open_files(session, plan)
             if not isinstance(plan.intent, OptimizeIntent) or explain_unsupported_optimize(plan) is not None:
                 return stage_files(execution, matches, self._compute_resources(session))
             every = [(file, None) for group in plan.groups for file in group.files]
@@ -211,25 +211,29 @@ def _find_drops(execution: Execution, intent: OptimizeIntent, session: Session) 
     )
 
 
-def _find_directories(plan: Plan) -> set[str]:
-    """The local directories below which the files of a plan are.
-
-    That of the dataset, for files whose place there is their path; else what is above partitions.
-    """
-    found: set[str] = set()
+def _open_files(session: Session, plan: Plan) -> None:
+    """Let DuckDB reach the files of a plan, and an instance of our own nothing else."""
+    local: set[str] = set()
+    others: dict[str, str] = {}
     grouped = (file for group in plan.groups for file in group.files)
     for file in itertools.chain((item.file for item in plan.touched), grouped):
         place = get_local_path(plan.snapshot.filesystem, file.location)
         if place is None:
-            continue
-        if place.endswith(f"/{file.path}"):
-            found.add(place.removesuffix(f"/{file.path}"))
-            continue
-        above = os.path.dirname(place)
-        while "=" in os.path.basename(above):
-            above = os.path.dirname(above)
-        found.add(above)
-    return found
+            others[file.location] = _find_directory(file.location, file.path)
+        else:
+            local.add(_find_directory(place, file.path))
+    session.use_httpfs(plan.snapshot.filesystem, plan.snapshot.find_access, others)
+    session.restrict(local)
+
+
+def _find_directory(place: str, path: str) -> str:
+    """That of the dataset, for a file whose place there is its path; else what is above partitions."""
+    if place.endswith(f"/{path}"):
+        return place.removesuffix(f"/{path}")
+    above = os.path.dirname(place)
+    while "=" in os.path.basename(above):
+        above = os.path.dirname(above)
+    return above
 
 
 def _note_arrow(what: str, reason: str) -> str:

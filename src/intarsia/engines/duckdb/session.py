@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import threading
@@ -16,12 +15,14 @@ import duckdb
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from intarsia.common.log import redact
 from intarsia.common.paths import get_local_path
 from intarsia.common.requests import count_reads
 from intarsia.common.scratch import Mark, make_private_base, mark, remove_directory, sweep
+from intarsia.common.store_access import FindAccess
+from intarsia.engines.duckdb import httpfs
+from intarsia.engines.duckdb.errors import translate_errors, translate_stream_errors
 from intarsia.engines.duckdb.sql import quote, quote_list, quote_path, quote_text
-from intarsia.errors import DamagedTable, InputError, IntarsiaError, NotSupported, StorageError
+from intarsia.errors import NotSupported, StorageError
 
 BATCH_ROWS = 1 << 18
 _TABLE = "table"
@@ -59,6 +60,12 @@ class Session:
         self._guard = threading.Lock()
         self._closed = False
         self._restricted = False
+        self._native: httpfs.NativeFiles | None = None
+        """Files that DuckDB reads without the file system, by httpfs."""
+        self._report: httpfs.RequestReport | None = None
+        self._spare: list[tuple[Any, httpfs.RequestReport]] = []
+        """Cursors for forks, made before an instance was restricted: they can be set up no more after it."""
+        self._selects_only = False
         self._named: set[str] = set()
         """Local directories of files that were to be read."""
         self._protocols = [f"intarsia{uuid.uuid4().hex}" for _ in range(_KEPT_FILESYSTEMS)]
@@ -78,6 +85,7 @@ class Session:
         config: dict[str, Any] = {
             "temp_directory": self._temporary[0],
             "autoinstall_known_extensions": "false",
+            "allow_persistent_secrets": "false",
             "preserve_insertion_order": "true",
         }
         if memory_bytes is not None:
@@ -89,7 +97,7 @@ class Session:
             }
         if threads:
             config["threads"] = threads
-        with _translate_errors():
+        with translate_errors():
             opened = duckdb.connect(":memory:", config=config)
         with suppress(duckdb.Error):  # built without zones, it has no such setting
             opened.execute(
@@ -109,12 +117,93 @@ class Session:
         places = [_name_place(protocol) for protocol in self._protocols]
         reached = [*directories, *self._named, *places]
         allowed = {sql for place in reached for sql in (quote_text(place), quote_path(place))}
-        with _translate_errors():
+        with translate_errors():
             with _hold_protocols(self._own, self._protocols if _TAKES_PROTOCOLS_FOR_PATHS else ()):
                 self._own.execute(f"SET allowed_directories = {quote_list(sorted(allowed))}")
+            if self._native is not None:
+                # Each by its name: below a directory httpfs would take "..", and another server in a "?".
+                urls = (quote_text(httpfs.make_url(one)) for one in sorted(self._native.locations))
+                self._own.execute(f"SET allowed_paths = {quote_list(urls)}")
+                self._selects_only = True
             self._own.execute("SET enable_external_access = false")
             self._own.execute("SET lock_configuration = true")
         self._restricted = True
+
+    def use_httpfs(
+        self, filesystem: pafs.FileSystem, find_access: FindAccess | None, places: Mapping[str, str]
+    ) -> None:
+        """Have files of S3 be read by DuckDB's extension httpfs, where it is there and can be told how.
+
+        Else they are read through the file system, as files whose names httpfs would not take literally are.
+        To be called before :meth:`restrict`; called again, it renews the credentials.
+
+        Args:
+            filesystem: that of the table.
+            find_access: how its files are reached.
+            places: the locations of the files, each with the directory of the table that it is in.
+        """
+        if find_access is None:
+            return
+        connection, known = self._own or self._cursor, self._native
+        with translate_errors():
+            plain = {place for place in places if httpfs.is_plain(place)}
+            if self._restricted and self._own is not None:
+                plain &= set() if known is None else known.locations
+            usable = plain and (known is not None or self._has_httpfs(connection))
+            access = find_access() if usable else None
+            if access is None:
+                self._forget_native()
+                return
+            name = self._database if known is None else known.secret
+            directories = sorted({places[place] for place in plain})
+            made = httpfs.create_secret(connection, name, access, directories)
+            self._native = httpfs.NativeFiles(filesystem, name, frozenset(plain))
+            if not made or httpfs.has_other_secret(connection, name, directories):
+                self._forget_native()
+                return
+            self._start_reports()
+
+    def _has_httpfs(self, connection: Any) -> bool:
+        return httpfs.load_httpfs(connection, own=self._own is not None) and httpfs.has_safe_settings(
+            connection
+        )
+
+    def _forget_native(self) -> None:
+        if self._native is not None:
+            httpfs.drop_secret(self._own or self._cursor, self._native.secret)
+            self._native = None
+
+    def _start_reports(self) -> None:
+        """Have DuckDB tell what statements send, of this cursor and of those for forks."""
+        if self._report is not None:
+            return
+        if self._temporary is None:
+            self._temporary = _make_temporary_directory(None)
+        directory = self._temporary[0]
+        self._report = httpfs.RequestReport(self._cursor, directory)
+        if self._own is not None:
+            for _ in range(self.threads + 1):
+                cursor = _open_cursor(self._cursor, self._collation)
+                self._spare.append((cursor, httpfs.RequestReport(cursor, directory)))
+
+    def _count_requests(self) -> None:
+        """Count what the last statement has sent, all of whose rows were fetched."""
+        if self._report is not None and self._native is not None:
+            self._report.count(self._native.filesystem)
+
+    def _check_statement(self, sql: str) -> None:
+        """Refuse all but queries, and tables of our own, where httpfs is loaded: locked settings do not do.
+
+        A secret could still be created, with which the same names are read from another server.
+        """
+        if not self._selects_only:
+            return
+        with translate_errors():
+            found = duckdb.extract_statements(sql)
+        kinds = [each.type for each in found]
+        makes_table = kinds == [duckdb.StatementType.CREATE] and sql.startswith("CREATE OR REPLACE TABLE ")
+        if kinds != [duckdb.StatementType.SELECT] and not makes_table:
+            raise NotSupported("Here DuckDB only queries: this statement is something else.")
 
     @property
     def restricted(self) -> bool:
@@ -136,19 +225,25 @@ class Session:
         return f"{quote(self._database)}.main.{quote(table)}"
 
     def run(self, sql: str) -> None:
-        with _translate_errors():
+        self._check_statement(sql)
+        with translate_errors():
             self._cursor.execute(sql)
+        self._count_requests()
 
     def fetch_rows(self, sql: str) -> list[tuple[Any, ...]]:
         """A small result."""
-        with _translate_errors():
+        self._check_statement(sql)
+        with translate_errors():
             found: list[tuple[Any, ...]] = self._cursor.execute(sql).fetchall()
-            return found
+        self._count_requests()
+        return found
 
     def fetch_arrow(self, sql: str) -> pa.Table:
         """A result as an Arrow table."""
-        with self.open_reader(sql) as reader, _translate_stream_errors():
-            return reader.read_all()
+        with self.open_reader(sql) as reader, translate_stream_errors():
+            found = reader.read_all()
+        self._count_requests()
+        return found
 
     def open_reader(
         self,
@@ -162,7 +257,8 @@ class Session:
 
         ``project`` is given the types of its columns by name, and says what to select of them; None is all.
         """
-        with _translate_errors():
+        self._check_statement(sql)
+        with translate_errors():
             if params:
                 result = self._cursor.sql(sql, params=params)
             else:
@@ -175,7 +271,7 @@ class Session:
 
     def explain(self, sql: str, params: Mapping[str, Any] | None = None) -> None:
         """Let DuckDB plan a query, whose error then has the line, which those of relations lack."""
-        with _translate_errors():
+        with translate_errors():
             self._cursor.execute(f"EXPLAIN {sql}", params)
 
     def read_batches(self, sql: str, batch_rows: int = BATCH_ROWS) -> Generator[pa.RecordBatch, None, None]:
@@ -186,18 +282,19 @@ class Session:
     def iterate_reader(self, reader: pa.RecordBatchReader) -> Generator[pa.RecordBatch, None, None]:
         """The batches of an open result, with DuckDB's errors translated."""
         while True:
-            with _translate_stream_errors():
+            with translate_stream_errors():
                 try:
                     batch = reader.read_next_batch()
                 except StopIteration:
-                    return
+                    break
             yield batch
+        self._count_requests()
 
     @contextmanager
     def register_view(self, data: Any) -> Iterator[str]:
         """Arrow data under a name that SQL can use, while the block lasts."""
         known = f"intarsia_{uuid.uuid4().hex}"
-        with _translate_errors():
+        with translate_errors():
             self._cursor.register(known, data)
         try:
             yield quote(known)
@@ -207,6 +304,9 @@ class Session:
 
     def quote_location(self, filesystem: pafs.FileSystem, location: str) -> str:
         """A file to read, as SQL."""
+        native = self._native
+        if native is not None and native.filesystem is filesystem and location in native.locations:
+            return quote_text(httpfs.make_url(location))
         return quote_path(self._make_address(filesystem, location))
 
     def _make_address(self, filesystem: pafs.FileSystem, location: str) -> str:
@@ -219,7 +319,7 @@ class Session:
                 if len(self._filesystems) == len(self._protocols):  # a query may read many tables
                     self._protocols.append(f"intarsia{uuid.uuid4().hex}")
                 protocol = self._protocols[len(self._filesystems)]
-                with _translate_errors():
+                with translate_errors():
                     self._cursor.register_filesystem(wrap_filesystem(filesystem, protocol))
                 self._filesystems[id(filesystem)] = (protocol, filesystem)
             protocol, _ = self._filesystems[id(filesystem)]
@@ -229,14 +329,25 @@ class Session:
     def fork(self) -> Iterator[Session]:
         """The same session with a cursor of its own, for another thread."""
         other = object.__new__(Session)
-        for each in ("_database", "_filesystems", "_guard", "_collation", "_protocols", "_named"):
+        for each in _SHARED:
             setattr(other, each, getattr(self, each))
         other._own, other._temporary, other._closed, other._restricted = None, None, True, True
-        other._cursor = _open_cursor(self._cursor, self._collation)
+        with self._guard:
+            spare = self._spare.pop() if self._spare else None
+        if spare is not None:
+            other._cursor, other._report = spare
+        else:
+            other._cursor, other._report = _open_cursor(self._cursor, self._collation), None
+            if self._native is not None and self._temporary is not None and not self._selects_only:
+                other._report = httpfs.RequestReport(other._cursor, self._temporary[0])
         try:
             yield other
         finally:
-            other._cursor.close()
+            if spare is None:
+                other._cursor.close()
+            else:
+                with self._guard:
+                    self._spare.append(spare)
 
     def close(self) -> None:
         """Close the cursor and remove tables and temporary files. Idempotent."""
@@ -246,6 +357,8 @@ class Session:
         if self._cursor is not None:
             with suppress(duckdb.Error):  # the instance may be closed already
                 self._cursor.execute(f"DETACH {quote(self._database)}")
+            with suppress(duckdb.Error):
+                self._forget_native()
             for protocol, _ in self._filesystems.values():
                 with suppress(duckdb.Error):
                     self._cursor.unregister_filesystem(protocol)
@@ -267,6 +380,13 @@ class Session:
     def __del__(self) -> None:
         if not getattr(self, "_closed", True):
             self.close()
+
+
+_SHARED = (
+    *("_database", "_filesystems", "_guard", "_collation", "_protocols", "_named"),
+    *("_native", "_spare", "_selects_only"),
+)
+"""What a fork has in common with its session."""
 
 
 def _make_temporary_directory(parent: str | None) -> tuple[str, Mark]:
@@ -292,7 +412,7 @@ def _make_temporary_directory(parent: str | None) -> tuple[str, Mark]:
 
 def _read_collation(connection: Any) -> str | None:
     """The collation by which different texts may be equal; None if there is none."""
-    with _translate_errors():
+    with translate_errors():
         cursor = connection.cursor()
         found = cursor.execute("SELECT current_setting('default_collation')").fetchall()[0][0]
         cursor.close()
@@ -301,7 +421,7 @@ def _read_collation(connection: Any) -> str | None:
 
 def _open_cursor(connection: Any, collation: str | None) -> Any:
     """A new cursor with binary collation: only identical texts are equal."""
-    with _translate_errors():
+    with translate_errors():
         cursor = connection.cursor()
     if collation is not None:
         try:
@@ -312,85 +432,6 @@ def _open_cursor(connection: Any, collation: str | None) -> Any:
                 hint="RESET default_collation, or pass no connection.",
             ) from error
     return cursor
-
-
-@contextmanager
-def _translate_errors() -> Iterator[None]:
-    """Translate DuckDB's errors; errors of a registered file system are raised unchanged."""
-    try:
-        yield
-    except duckdb.InterruptException as error:
-        raise KeyboardInterrupt from error
-    except duckdb.Error as error:
-        raise _to_own_error(error) from error
-    except RuntimeError as error:
-        if str(error) != "Query interrupted":  # DuckDB raises it for Ctrl-C
-            raise
-        raise KeyboardInterrupt from error
-
-
-_NUMBERS = (
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EFBIG,
-    errno.EACCES,
-    errno.EPERM,
-    errno.EROFS,
-    errno.EIO,
-    errno.EMFILE,
-    errno.ENOENT,
-)
-_SAID: dict[str, type[duckdb.Error]] = {
-    "Out of Memory": duckdb.OutOfMemoryException,
-    "Permission": duckdb.PermissionException,
-    "IO": duckdb.IOException,
-    "HTTP": duckdb.HTTPException,
-    "Connection": duckdb.ConnectionException,
-    "Invalid Input": duckdb.InvalidInputException,
-    "Serialization": duckdb.SerializationException,
-}
-
-
-@contextmanager
-def _translate_stream_errors() -> Iterator[None]:
-    """Translate errors while a result is read: Arrow's stream has only the text of DuckDB's error."""
-    with _translate_errors():
-        try:
-            yield
-        except (pa.ArrowException, OSError) as error:
-            kind = _SAID.get(str(error).partition(" Error: ")[0], duckdb.Error)
-            raise kind(str(error)) from error
-
-
-def _find_errno(said: str) -> int | None:
-    """The errno of the system error whose text is in DuckDB's message."""
-    return next((number for number in _NUMBERS if os.strerror(number) in said), None)
-
-
-def _to_own_error(error: duckdb.Error) -> IntarsiaError:
-    said = redact(str(error)).split("\n\nLINE ", 1)[0].strip()
-    if isinstance(error, duckdb.OutOfMemoryException):
-        return StorageError(
-            f"DuckDB has not enough memory: {said}",
-            errno=_find_errno(said),
-            hint="raise memory_bytes, or give it more disk (spool_dir).",
-        )
-    if isinstance(error, duckdb.PermissionException):
-        return NotSupported(
-            f"The DuckDB connection may not do this: {said}",
-            hint="allow it access to files outside of the database, or pass no connection.",
-        )
-    if isinstance(error, (duckdb.IOException, duckdb.HTTPException)):
-        return StorageError(f"DuckDB cannot read or write: {said}", errno=_find_errno(said))
-    if isinstance(error, duckdb.ConnectionException):
-        return InputError(f"The DuckDB connection cannot be used: {said}", hint="open it, or pass none.")
-    damaged = isinstance(error, (duckdb.InvalidInputException, duckdb.SerializationException))
-    if damaged or "TProtocolException" in said or "don't know what type" in said:
-        return DamagedTable(
-            f"DuckDB cannot read a file: {said}",
-            hint="the file is damaged, or was replaced while it was read; restore it or run again.",
-        )
-    return NotSupported(f"DuckDB cannot do this: {said}", hint='use engine="arrow".')
 
 
 class _CountedStream:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pyarrow.fs as pafs
@@ -19,6 +20,7 @@ from intarsia.core.history import History
 from intarsia.core.restoration import Restoration
 from intarsia.core.snapshot import Snapshot, TableFormat
 from intarsia.errors import InputError, NotSupported
+from intarsia.storage.s3 import find_access
 from intarsia.tables.iceberg.batches import find_highest_batch, find_last_batch, find_last_commits
 from intarsia.tables.iceberg.catalog import TableReference, load_table, open_table
 from intarsia.tables.iceberg.deletes import (
@@ -311,6 +313,7 @@ class IcebergTable:
             unwritable=refusal,
             unstored=find_unstored_columns(metadata.schema()),
             footer_loader=FooterLoader(store.filesystem),
+            find_access=partial(find_access, store.filesystem),
             details=describe_state(
                 state, state.iterate_entries(deletes=False), state.iterate_entries(deletes=True)
             ),

@@ -27,7 +27,7 @@ from intarsia.core.ports import Distribute
 from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.core.spark_metadata import join_spark_schemas
 from intarsia.errors import CommitConflict, DamagedTable, StorageError
-from intarsia.storage import FileEntry, StatFile, Storage
+from intarsia.storage import FileEntry, ObjectStorage, StatFile, Storage
 from intarsia.tables.parquet.control import Control, LogState, Tombstone, find_resurrected
 from intarsia.tables.parquet.entries import EntryTable, Located, LocatedFiles
 from intarsia.tables.parquet.footer_cache import drop_cache, get_least_files, load_cache, save_cache
@@ -312,6 +312,7 @@ def assemble_snapshot(
         owner_error=listing.owner_error,
         uniform=all(schema.equals(unified) for schema in schemas),
         stat=StatFile(control.storage),
+        find_access=control.storage.find_access if isinstance(control.storage, ObjectStorage) else None,
     )
 
 
