@@ -404,6 +404,34 @@ OPERATIONS = [
 ]
 
 
+def merge_retaining(root: str) -> None:
+    """No two files have the same bytes: the model of a disk knows files by them."""
+    intarsia.merge(source([(0, 1, 1), (1, 5, 1), (1, 9, 1), (2, 10, 1)]), root, on=["p", "k"], retain=5)
+
+
+def delete_retaining_one(root: str) -> None:
+    intarsia.delete(root, "p = 1 or k = 1", retain=1)
+
+
+MERGED_RETAINING: State = OLD | {(0, 1): 1, (1, 5): 1, (1, 9): 1, (2, 10): 1}
+RETAINING = [
+    Operation("delete with retain=", delete_retaining, DELETED, OLD, in_place=True, recover=api_recover),
+    Operation(
+        "merge with retain=", merge_retaining, MERGED_RETAINING, OLD, in_place=True, recover=api_recover
+    ),
+    Operation(
+        "delete with retain=1",
+        delete_retaining_one,
+        DELETED | {(2, 10): 1},
+        MERGED_RETAINING,
+        in_place=True,
+        recover=api_recover,
+        before=merge_retaining,
+    ),
+]
+"""What is undone after a power cut; where something was retained before, it goes."""
+
+
 # Ways to get it wrong. A sweep that does not catch each of them proves nothing.
 
 _DISK = PosixStorage()

@@ -3,7 +3,8 @@
 The calls of the local storage are recorded while an operation runs. After each of them the power may go.
 What was synced survives. Of the rest, each directory entry survives or not, independently of all others
 (so the two halves of a rename may be split, and a new directory may be lost with all in it), and each file
-that was not synced may be empty, half written or whole. This is harsher than any real file system.
+that was not synced may be empty, half written or whole. This is harsher than any real file system. A
+directory that was moved has one name all the same, and with it go the files that are in it.
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ import random
 import shutil
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from crash_checks import Answer, promises_broken
-from crash_operations import Operation
+from crash_checks import Answer, as_state, promises_broken
+from crash_operations import Operation, read_rows
 
 from intarsia.common import system
+from intarsia.errors import IntarsiaError
 from intarsia.storage import posix
 
 Call = tuple[str, ...]
@@ -136,6 +138,8 @@ class Disk:
 
     entries: dict[str, list[int | None]] = field(default_factory=dict)
     contents: dict[int, list[bytes]] = field(default_factory=dict)
+    moved: list[tuple[str, str]] = field(default_factory=list)
+    """Directories: from where to where. What is in them is known by both names, as one list."""
 
     def load(self, root: str) -> None:
         for directory, _, names in os.walk(root):
@@ -164,9 +168,11 @@ class Disk:
             case ("sync directory", path):
                 for name in self.entries:
                     if os.path.dirname(name) == path:
-                        self.entries[name] = self.entries[name][-1:]
+                        del self.entries[name][:-1]
             case ("link", source, target):
                 self._name(target, self._file_at(source))
+            case ("rename", source, target) if self._at(source) == DIRECTORY:
+                self._move_directory(source, target)
             case ("rename", source, target):
                 self._name(target, self._file_at(source))
                 self._name(source, None)
@@ -174,6 +180,13 @@ class Disk:
                 self._name(path, None)
             case ("mkdir", path):
                 self._name(path, DIRECTORY)
+
+    def _move_directory(self, source: str, target: str) -> None:
+        within = [path for path in self.entries if path.startswith(f"{source}/")]
+        self.entries |= {f"{target}{path.removeprefix(source)}": self.entries[path] for path in within}
+        self._name(target, DIRECTORY)
+        self._name(source, None)
+        self.moved.append((source, target))
 
     def _at(self, path: str) -> int | None:
         return self.entries.get(path, [None])[-1]
@@ -216,6 +229,9 @@ class Disk:
                 number,
                 None if number == DIRECTORY else self.contents[number][chosen.get(number, -1)],
             )
+        for source, target in self.moved:
+            if target in state:
+                state = {path: one for path, one in state.items() if not f"{path}/".startswith(f"{source}/")}
         return state
 
 
@@ -263,6 +279,55 @@ class PowerCut:
             )
             found.states += one.states
             found.violations += [f"killed after call {number} {call[:2]}, {told}" for told in one.violations]
+        return found
+
+    def run_acknowledged(self, most: int, undo: Callable[[str], None], *, seed: int = 0) -> Found:
+        """The power goes after the last call, and the old state is asked for by ``undo``."""
+        disk, calls, data = self._record_run()
+        for call in calls:
+            disk.apply(call, data)
+        return self._undo_everywhere(disk, most, undo, seed, "power cut after the last call")
+
+    def run_acknowledged_recovery(self, most: int, undo: Callable[[str], None], *, seed: int = 0) -> Found:
+        """The same after the recovery from a kill, one after each call from the commit on."""
+        assert self.operation.recover is not None
+        disk, calls, data = self._record_run()
+        found, committed = Found(), False
+        for number, call in enumerate(calls, 1):
+            disk.apply(call, data)
+            committed |= call[0] == "link" and call[2].endswith(".json")
+            if not committed:
+                continue
+            killed = copy.deepcopy(disk)
+            self._materialise(killed.make_state({}), self._find_kept())
+            with recorded(self.vault) as recording:
+                self.operation.recover(self.root)
+            for one in recording.calls:
+                killed.apply(one, recording.data)
+            where = f"killed after call {number} {call[:2]}, power cut after the recovery"
+            undone = self._undo_everywhere(killed, most, undo, seed, where)
+            found.states += undone.states
+            found.violations += undone.violations
+        return found
+
+    def _undo_everywhere(
+        self, disk: Disk, most: int, undo: Callable[[str], None], seed: int, where: str
+    ) -> Found:
+        found, kept, seen = Found(), self._find_kept(), set()
+        for state in disk.states(most, random.Random(seed)):
+            if (key := frozenset(state.items())) in seen:
+                continue
+            seen.add(key)
+            found.states += 1
+            self._materialise(state, kept)
+            try:
+                undo(self.root)
+                rows = read_rows(self.root)
+            except (OSError, ValueError, IntarsiaError) as error:
+                found.violations.append(f"{where}: {type(error).__name__}: {error}")
+            else:
+                if as_state(rows) != self.operation.old:
+                    found.violations.append(f"{where}: undone, there is {rows}")
         return found
 
     def _record_run(self) -> tuple[Disk, list[Call], dict[int, bytes]]:
@@ -341,6 +406,10 @@ class PowerCut:
                     with open(path, "wb") as file:
                         file.write(data)
 
+    def remove(self) -> None:
+        shutil.rmtree(self.directory, ignore_errors=True)
+        shutil.rmtree(self.vault, ignore_errors=True)
+
     @staticmethod
     def _bytes(path: str) -> bytes:
         with open(path, "rb") as file:
@@ -366,5 +435,20 @@ def cut_power(
             return power_cut.run_recovery(most, enough=enough)
         return power_cut.run(most, ignore=ignore, enough=enough)
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
-        shutil.rmtree(power_cut.vault, ignore_errors=True)
+        power_cut.remove()
+
+
+def cut_power_and_undo(
+    operation: Operation, directory: str, most: int, undo: Callable[[str], None], *, recovers: bool = False
+) -> Found:
+    """What cannot be undone when the power goes after the operation, or after the recovery from its death.
+
+    ``directory`` is made and removed.
+    """
+    power_cut = PowerCut(operation, directory)
+    try:
+        if recovers:
+            return power_cut.run_acknowledged_recovery(most, undo)
+        return power_cut.run_acknowledged(most, undo)
+    finally:
+        power_cut.remove()

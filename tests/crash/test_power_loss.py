@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 from crash_model import Model, Rules
-from crash_operations import CONTROLS, OPERATIONS, UNSYNCED, Operation
-from crash_power import cut_power
+from crash_operations import CONTROLS, OPERATIONS, RETAINING, UNSYNCED, Operation
+from crash_power import cut_power, cut_power_and_undo
 from tests.fault_points import record_point
 from tests.sampling import choose_number
 from tests.state_search import search
+
+import intarsia
 
 FULL = os.environ.get("INTARSIA_CRASH", "quick") in ("full", "every")
 MOST = 1024 if FULL else choose_number(4, 8)
@@ -52,6 +54,22 @@ def test_a_power_cut_during_the_recovery_from_a_kill_leaves_the_old_or_the_new_s
     record_point("local", "arrow", operation.name, "kill, then power cut", count=found.states)
     assert found.violations == []
     assert found.states > 30
+
+
+@pytest.mark.parametrize("recovers", [False, True], ids=["done", "recovered"])
+@pytest.mark.parametrize("operation", RETAINING, ids=lambda operation: operation.name)
+def test_what_was_acknowledged_can_be_undone_after_a_power_cut(
+    operation: Operation, recovers: bool, directory: str
+) -> None:
+    def undo(root: str) -> None:
+        intarsia.restore(root, 0 if operation.before is None else 1)
+
+    most = MOST // 4 if recovers else MOST
+    found = cut_power_and_undo(operation, directory, most, undo, recovers=recovers)
+    fault = "kill, then power cut" if recovers else "power cut"
+    record_point("local", "arrow", operation.name, fault, count=found.states)
+    assert found.violations == []
+    assert found.states > (30 if recovers else 1)
 
 
 @pytest.mark.parametrize(

@@ -412,7 +412,10 @@ class Journal:
         ):
             storage.make_directories(control.retained)
             storage.write(f"{base}/old/intent.json", record.to_json())
+            storage.sync(f"{base}/old")
             storage.move(f"{base}/old", target)
+        if storage.atomic:  # also of somebody who died before this; nothing goes before it is durable
+            self._sync_all({control.retained, control.directory})
         for name in storage.names(control.retained)[: -(record.retain or 0)]:
             self.discard(f"{control.retained}/{name}")
 

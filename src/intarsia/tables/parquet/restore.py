@@ -61,6 +61,8 @@ class CommitLog:
             notes.setdefault(note["seq"], []).append(note)
         found = (_RETAINED.match(name) for name in control.storage.names(control.retained))
         kept = {(int(one[1]), one[2]): f"{control.retained}/{one[0]}" for one in found if one}
+        if control.storage.atomic:  # a power cut may bring back a part of what was removed
+            kept = {key: one for key, one in kept.items() if control.storage.stat(f"{one}/intent.json")}
         pending = {(one.seq, one.txid): one for one in (*state.undone, *state.unclean) if one.retain}
         kept |= {key: f"{control.make_staging_path(key[1])}/old" for key in pending}
         return CommitLog(control, state.version, notes, kept, pending)
