@@ -6,7 +6,6 @@ The fixtures hand out plain functions and are session-wide, so that property tes
 from __future__ import annotations
 
 import contextlib
-import gc
 import hashlib
 import itertools
 import math
@@ -49,6 +48,7 @@ MEMORY_BYTES = 4 << 30
 SLEEP = time.sleep
 LEFT = pytest.StashKey[int]()
 
+pytest_plugins = ["tests.collecting"]
 jvm_options.set_in(os.environ)
 
 
@@ -75,16 +75,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left)
         config.stash[LEFT] = len(left)
     items.sort(key=lambda item: (not _starts_spark(item), item.get_closest_marker("slow") is None))
-
-
-def pytest_collection_finish() -> None:
-    """What was collected stays to the end: the garbage collector need not go through it again and again."""
-    gc.collect()
-    gc.freeze()
-
-
-def pytest_unconfigure() -> None:
-    gc.unfreeze()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

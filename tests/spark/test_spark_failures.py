@@ -198,17 +198,26 @@ def test_a_local_session_of_the_callers_runs_this_python_and_not_any_of_the_path
 @pytest.mark.spark
 def test_workers_of_our_local_session_are_forked_with_our_modules_loaded(spark):
     def look(batches):
+        import gc
         import sys
 
         import pyspark
 
         for _ in batches:
             yield pa.RecordBatch.from_pylist(
-                [{"daemon": sys.modules["__main__"].__spec__.name, "pyspark": pyspark.__file__}]
+                [
+                    {
+                        "daemon": sys.modules["__main__"].__spec__.name,
+                        "pyspark": pyspark.__file__,
+                        "frozen": gc.get_freeze_count(),
+                    }
+                ]
             )
 
-    (found,) = spark.range(0, 1, 1, 1).mapInArrow(look, "daemon string, pyspark string").collect()
+    schema = "daemon string, pyspark string, frozen long"
+    (found,) = spark.range(0, 1, 1, 1).mapInArrow(look, schema).collect()
     assert found.daemon == "intarsia.spark.daemon"
+    assert found.frozen > 10_000  # what a worker would go through after each task
     assert ".zip" not in found.pyspark  # whose sources are compiled at each start
 
 

@@ -6,6 +6,7 @@ and this package in memory that it shares with the others, instead of loading th
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
@@ -27,4 +28,6 @@ if __name__ == "__main__":
     put_archives_last()
     daemon = importlib.import_module("pyspark.daemon")
     importlib.import_module("intarsia.engines.spark")
+    # After each task a worker collects all garbage, which would go through every module that was loaded here.
+    gc.freeze()
     daemon.manager()
