@@ -202,8 +202,9 @@ def _raise_problem(rows: Any, problem: str) -> Any:
     from pyspark.sql import functions
 
     said = rows[problem]
-    # Spark moves no other filter before one with rand(), which could drop the row with the error.
-    checked = functions.when(said.isNull(), functions.rand(0) >= 0).otherwise(
+    # Spark joins no other filter with one of a function like this, and so drops no row with an error before
+    # it is raised. rand() does not do: since Spark 4.1 a comparison of it with a number is a constant.
+    checked = functions.when(said.isNull(), functions.monotonically_increasing_id() >= 0).otherwise(
         functions.raise_error(said).cast("boolean")
     )
     return rows.where(checked).drop(said)

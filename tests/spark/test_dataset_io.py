@@ -197,6 +197,23 @@ def test_a_dataframe_of_a_state_that_is_gone_refuses_rather_than_mix(io, tmp_pat
     assert io.read_parquet(tmp_path / "t").count() == 9
 
 
+def test_a_filter_drops_no_error_where_spark_generates_no_code(io, tmp_path, make_dataset, spark):
+    """As for tables of a hundred columns and more: rows with NULL went before the error was looked at."""
+    from pyspark.errors import SparkRuntimeException
+
+    make_dataset(tmp_path / "t", pa.table({"id": range(9), "n": [0] * 9}), files=3)
+    frame = io.read_parquet(tmp_path / "t")
+    io.merge(pa.table({"id": [4], "n": [1]}), tmp_path / "t", "update", "id")
+    other = spark.createDataFrame([(1,), (7,)], "id long")
+    spark.conf.set("spark.sql.codegen.wholeStage", "false")
+    try:
+        for some in (frame.where("id > 0 and n = 0"), frame.join(other, "id"), frame.dropna()):
+            with pytest.raises(SparkRuntimeException, match="was replaced or removed"):
+                some.collect()
+    finally:
+        spark.conf.unset("spark.sql.codegen.wholeStage")
+
+
 def test_reads_while_others_overwrite_are_one_state_or_say_so(io, tmp_path, spark):
     from pyspark.errors import SparkRuntimeException
 
