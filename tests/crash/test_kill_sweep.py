@@ -76,10 +76,18 @@ def sweep(
     **more: Any,
 ) -> list[dict[str, Any]]:
     order = {"operation": operation, "directory": str(directory / "swept"), "faults": faults, **more}
+    # In the common one, what other killed processes have left is swept, or not: calls that nobody counted.
+    scratch = directory / "scratch"
+    scratch.mkdir(exist_ok=True)
     done = subprocess.run(
         [sys.executable, str(HERE / script), json.dumps(order)],
         # Without bytecode to write, the first run makes the same calls as the others.
-        env={**os.environ, "LD_PRELOAD": str(shim), "PYTHONDONTWRITEBYTECODE": "1"},
+        env={
+            **os.environ,
+            "LD_PRELOAD": str(shim),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "TMPDIR": str(scratch),
+        },
         capture_output=True,
         text=True,
         check=False,

@@ -21,7 +21,7 @@ from intarsia.common.store_access import S3Access
 from intarsia.engines.duckdb.sql import quote, quote_text
 
 __all__ = [
-    "NativeFiles",
+    "HttpfsFiles",
     "RequestReport",
     "create_secret",
     "drop_secret",
@@ -67,7 +67,7 @@ _KINDS: Mapping[str, RequestKind] = {
 
 
 @dataclass(frozen=True, slots=True)
-class NativeFiles:
+class HttpfsFiles:
     """The files of one file system that DuckDB reads by httpfs, and the secret that it does so with."""
 
     filesystem: pafs.FileSystem

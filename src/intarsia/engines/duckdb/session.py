@@ -60,7 +60,7 @@ class Session:
         self._guard = threading.Lock()
         self._closed = False
         self._restricted = False
-        self._native: httpfs.NativeFiles | None = None
+        self._native: httpfs.HttpfsFiles | None = None
         """Files that DuckDB reads without the file system, by httpfs."""
         self._report: httpfs.RequestReport | None = None
         self._spare: list[tuple[Any, httpfs.RequestReport]] = []
@@ -157,7 +157,7 @@ class Session:
             name = self._database if known is None else known.secret
             directories = sorted({places[place] for place in plain})
             made = httpfs.create_secret(connection, name, access, directories)
-            self._native = httpfs.NativeFiles(filesystem, name, frozenset(plain))
+            self._native = httpfs.HttpfsFiles(filesystem, name, frozenset(plain))
             if not made or httpfs.has_other_secret(connection, name, directories):
                 self._forget_native()
                 return

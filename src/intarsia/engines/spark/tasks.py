@@ -54,7 +54,7 @@ def deserialize(data: bytes) -> Any:
 def load_work(data: bytes | SharedBuffers) -> Any:
     """The function and shared value of a stage; runs in a task's Python worker."""
     _forget_archives()
-    _leave_missing_directory()
+    leave_missing_directory()
     return data.load() if isinstance(data, SharedBuffers) else deserialize(data)
 
 
@@ -69,8 +69,11 @@ def _forget_archives() -> None:
             sys.path_importer_cache.pop(path, None)
 
 
-def _leave_missing_directory() -> None:
-    """Workers begin where the session began; PyIceberg, as it is imported, asks where that is."""
+def leave_missing_directory() -> None:
+    """Go on in the temporary directory if that of this worker was removed.
+
+    Workers begin where the session began; PyIceberg, as it is imported, asks where that is.
+    """
     try:
         os.getcwd()
     except FileNotFoundError:
