@@ -22,6 +22,7 @@ from intarsia.errors import (
     NothingMatched,
     NotSupported,
 )
+from tests.sampling import choose_number
 
 ORDERS = pa.table(
     {
@@ -237,7 +238,7 @@ def test_reads_while_others_overwrite_are_one_state_or_say_so(io, tmp_path, spar
     writer = threading.Thread(target=overwrite)
     writer.start()
     try:
-        for _ in range(8):
+        for _ in range(choose_number(4, 8)):
             try:
                 rows = io.read_parquet(target).toArrow()
             except SparkRuntimeException as error:
