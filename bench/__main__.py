@@ -15,7 +15,6 @@ from pathlib import Path
 
 from bench.data import WRITERS
 from bench.measure import CONTENDERS, LIMITED, Arena, Measured
-from bench.memory import touch_memory
 from bench.show import least, line, table
 from bench.workloads import WORKLOADS, Setting, Workload, make_workloads
 
@@ -24,7 +23,6 @@ RESULTS = Path(__file__).parent / "results"
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _options(argv)
-    touch_memory()
     directory = Path(options.dir or tempfile.gettempdir()).resolve() / "intarsia-bench"
     known = LIMITED if options.memory_mb else CONTENDERS
     contenders = [name for name in known if name in options.peers]

@@ -13,7 +13,6 @@ from pathlib import Path
 from bench.follow import Measured, line, measure
 from bench.iceberg.contenders import CONTENDERS
 from bench.iceberg.data import Lake, find_mode
-from bench.memory import touch_memory
 
 TITLES = {
     "merge": "MERGE of 100,000 rows scattered over the table, a tenth of them new",
@@ -26,7 +25,6 @@ TITLES = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _options(argv)
-    touch_memory()
     directory = Path(options.dir or tempfile.gettempdir()).resolve() / "intarsia-bench"
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # children are ended on the way out
     failed = False

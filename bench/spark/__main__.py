@@ -17,7 +17,6 @@ import duckdb
 from bench.check import data_files, scan
 from bench.data import make_source, make_target
 from bench.follow import Measured, line, measure
-from bench.memory import touch_memory
 from bench.spark.contenders import CONTENDERS
 from bench.workloads import WORKLOADS, Setting, Workload, expected_sql
 
@@ -26,7 +25,6 @@ NAMES = ("W1", "W2", "W3", "W7")
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _options(argv)
-    touch_memory()
     directory = Path(options.dir or tempfile.gettempdir()).resolve() / "intarsia-bench"
     failed = False
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # children are ended on the way out

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.follow import Measured, line, measure
-from bench.memory import touch_memory
 from bench.show import table
 from bench.tpch.contenders import IN_PROCESS
 from bench.tpch.data import WRITERS, Tables, make_workloads
@@ -22,7 +21,6 @@ CONTENDERS = (*IN_PROCESS, *ON_SPARK)
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _options(argv)
-    touch_memory()
     directory = Path(options.dir or tempfile.gettempdir()).resolve() / "intarsia-bench"
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # children are ended on the way out
     known = make_workloads(options.scale)
