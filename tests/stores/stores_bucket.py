@@ -117,8 +117,10 @@ class ListingReader:
             from azure.storage.blob import ContainerClient
 
             options = make_azure_options(bucket.port)
+            # Azurite closes connections after seconds without a request: the next one is sent again.
+            again = {"retry_total": 2, "initial_backoff": 1, "increment_base": 1, "random_jitter_range": 1}
             self._client = ContainerClient.from_connection_string(
-                options["connection_string"], bucket.name, retry_total=0
+                options["connection_string"], bucket.name, **again
             )
 
     def read(self, below: str) -> pa.Table:

@@ -100,7 +100,9 @@ def test_spark_that_lists_sees_every_key_once_while_others_write(
         assert set(BASE) <= set(keys), "a key is not seen"
         reads += 1
     assert not writers.read_errors()
-    odd = [one for one in gone if "FAILED_READ_FILE" not in one]
+    # Its rows are being read, or its footer for the schema, which Spark looks for where the former one ended.
+    replaced = ("FAILED_READ_FILE", "readParquetFootersInParallel")
+    odd = [one for one in gone if not any(text in one for text in replaced)]
     assert not odd, f"other than that a file that was listed is replaced: {odd[0]}"
     assert reads > max(2, len(gone))
     check_history(lake, writers.read(), before)
