@@ -390,7 +390,8 @@ def spark() -> Iterator[Any]:
     config = {} if remote else {"spark.driver.memory": "1g"}
     try:
         # Two attempts per task: now and then Spark finds that an idle Python worker has hung up.
-        session = open_session(remote or "local[2,2]", app="intarsia tests", config=config)
+        with contextlib.chdir(Path(__file__).parents[1]):  # where its workers begin; that of a test goes away
+            session = open_session(remote or "local[2,2]", app="intarsia tests", config=config)
     except NotSupported as error:
         pytest.skip(f"Spark cannot start: {error}")
     yield session

@@ -47,13 +47,6 @@ class DefaultSource(DataSource):
         [Row(id=2, n='b2')]
     """
 
-    def __init__(self, options: dict[str, str]) -> None:
-        """Spark makes one in a worker of its own for each query."""
-        from intarsia.engines.spark.tasks import leave_missing_directory
-
-        super().__init__(options)
-        leave_missing_directory()
-
     @classmethod
     def name(cls) -> str:
         """The name of the format."""

@@ -11,6 +11,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from intarsia import api
 from intarsia.common.names import find_near_names
+from intarsia.engines.spark.tasks import leave_missing_directory
 from intarsia.errors import InputError
 from intarsia.options import ICEBERG_OPTIONS, KEYWORDS, FrameOptions, TableTarget
 
@@ -69,6 +70,7 @@ class WriteCall:
 
 
 def _open_target(path: str, catalog: str | None) -> TableTarget:
+    leave_missing_directory()  # each of a query's steps has a worker of its own
     return path if catalog is None else api.iceberg(path, catalog=catalog)
 
 

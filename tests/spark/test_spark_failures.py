@@ -222,7 +222,7 @@ def test_workers_of_our_local_session_are_forked_with_our_modules_loaded(spark):
 
 
 def plan_query():
-    return pytest.importorskip("pyspark_intarsia").DefaultSource({})
+    return pytest.importorskip("pyspark_intarsia.options").parse_read_options({"path": "/lake"})
 
 
 @pytest.mark.parametrize("begin", [lambda: load_work(serialize((max, 2))), plan_query])
