@@ -15,7 +15,7 @@ from pyspark.sql.types import StructField, StructType
 
 from intarsia.core.expr import And
 from intarsia.core.intent import Predicate
-from intarsia.engines.spark.tasks import balance, deserialize, leave_missing_directory, serialize
+from intarsia.engines.spark.tasks import balance, deserialize, serialize
 from intarsia.errors import NotSupported, SchemaMismatch
 from intarsia.frames import make_readable_type, read_file, split_files, weigh_item
 from intarsia.kernel.read import SnapshotScan
@@ -134,7 +134,6 @@ class PinnedReader(DataSourceReader):
     @shorten_errors_of_rows
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         """The rows of a share as Arrow batches, none of no share; memory: a piece of one file."""
-        leave_missing_directory()
         scan = self._scan
         exact, sent = (
             pa.schema([(one.name, make_readable_type(one.type, time)) for one in scan.schema])
